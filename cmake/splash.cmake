@@ -1,0 +1,74 @@
+# The few CMake words this tree uses: splash_library, splash_test, splash_isa.
+
+option(SPLASH_ASAN "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
+option(SPLASH_TSAN "ThreadSanitizer" OFF)
+
+find_program(SPLASH_CCACHE ccache)
+if(SPLASH_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SPLASH_CCACHE})
+endif()
+find_program(SPLASH_MOLD mold)
+if(SPLASH_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_library(splash_flags INTERFACE)
+# -ffp-contract=off: a multiply-add is fused only where the source says fma, so that a row's bits do not
+# depend on which of several kernel bodies the compiler happened to contract.
+target_compile_options(splash_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers
+                                              -ffp-contract=off -fno-math-errno)
+target_include_directories(splash_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
+if(SPLASH_ASAN)
+  target_compile_options(splash_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined
+                                                -fno-omit-frame-pointer)
+  target_link_options(splash_flags INTERFACE -fsanitize=address,undefined)
+endif()
+if(SPLASH_TSAN)
+  target_compile_options(splash_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  target_link_options(splash_flags INTERFACE -fsanitize=thread)
+endif()
+
+macro(splash_find_packages)
+  find_package(Threads REQUIRED)
+  find_package(Boost 1.81 CONFIG REQUIRED COMPONENTS json url)
+  find_package(fmt REQUIRED)
+  find_package(spdlog REQUIRED)
+  find_package(CLI11 REQUIRED)
+  find_package(tl-expected REQUIRED)
+  find_package(OpenSSL REQUIRED)
+  find_package(prometheus-cpp CONFIG REQUIRED)
+  find_package(GTest CONFIG REQUIRED)
+  find_package(benchmark REQUIRED)
+endmacro()
+
+# splash_library(NAME SOURCES a.cc ... DEPS lib ...): static library of one folder of src/.
+function(splash_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  if(arg_SOURCES)
+    add_library(${name} STATIC ${arg_SOURCES})
+    target_link_libraries(${name} PUBLIC splash_flags ${arg_DEPS})
+  else()
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE splash_flags ${arg_DEPS})
+  endif()
+endfunction()
+
+# splash_test(NAME SOURCES a_test.cc ... DEPS lib ... [LABELS l ...] [TIMEOUT s]): one GoogleTest program and
+# one CTest entry. SPLASH_SHARED in its environment names the folder of the golden fixtures, SPLASH_SOURCE the tree.
+function(splash_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE splash_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "unit;${arg_LABELS}"
+    ENVIRONMENT "SPLASH_SHARED=${PROJECT_SOURCE_DIR}/../shared;SPLASH_SOURCE=${PROJECT_SOURCE_DIR}")
+endfunction()
+
+# splash_isa(FILE flags...): compile one file for one instruction set. Such a file includes only its contract and
+# the SIMD helpers, so that no inline function of a shared header is emitted with instructions the machine may lack.
+function(splash_isa file)
+  set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${ARGN}")
+endfunction()
