@@ -1,0 +1,1 @@
+splash_library(splash_ops_cpu DEPS splash_base splash_link splash_pack)

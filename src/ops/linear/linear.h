@@ -1,0 +1,38 @@
+// y = W x for rows of x: out[r][n] = sum_k W[n][k] x[r][k], for one or several matrices that share x.
+//
+// cpu, q4: x is quantised once to int8 per row and group of 64 inputs (a = max|x| / 127, code = round(x / a)); then
+//   y = sum_g ( scale[n,g] * a[g] * I + bias[n,g] * X[g] ),  I = sum_k code_w * code_x exactly in int32, X = sum of the
+//   unquantised x of the group (perf-anchors.md 3.2), groups summed in ascending order in float32.
+// cpu, bf16 / f32 and ref: float32, k ascending per output (cpu may keep a fixed number of partial sums).
+// Bytes moved: each weight once per call and 64-row block of x.
+#pragma once
+
+#include <span>
+
+#include "base/matrix.h"
+#include "ops/streams.h"
+#include "pack/weight.h"
+
+namespace splash::ops {
+
+struct LinearTarget {
+  pack::Weight weight;     // [N, K], K = x.cols
+  MatrixView<float> out;   // [rows, N]
+  bool accumulate = false; // out += W x (a residual) instead of out = W x
+};
+
+void linear(ref::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
+void linear(cpu::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
+
+template <class S>
+void linear(S& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> out) {
+  const LinearTarget target{weight, out, false};
+  linear(stream, x, std::span(&target, 1));
+}
+template <class S>
+void linear_add(S& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> out) {
+  const LinearTarget target{weight, out, true};
+  linear(stream, x, std::span(&target, 1));
+}
+
+}  // namespace splash::ops

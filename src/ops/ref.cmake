@@ -1,0 +1,1 @@
+splash_library(splash_ops_ref DEPS splash_base splash_link splash_pack)
