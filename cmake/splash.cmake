@@ -53,17 +53,25 @@ function(splash_library name)
   endif()
 endfunction()
 
-# splash_test(NAME SOURCES a_test.cc ... DEPS lib ... [LABELS l ...] [TIMEOUT s]): one GoogleTest program and
+add_custom_target(sanitized_tests)
+
+# splash_test(NAME SOURCES a_test.cc ... DEPS lib ... [LABELS l ...] [TIMEOUT s] [NO_SANITIZER]): one GoogleTest program and
 # one CTest entry. SPLASH_SHARED in its environment names the folder of the golden fixtures, SPLASH_SOURCE the tree.
 function(splash_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "NO_SANITIZER" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE splash_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "unit;${arg_LABELS}"
+  # Unit tests run a second time under the sanitizers; NO_SANITIZER keeps the long ones out of that run.
+  set(labels unit ${arg_LABELS})
+  if(NOT arg_NO_SANITIZER)
+    list(APPEND labels sanitized)
+    add_dependencies(sanitized_tests ${name})
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${labels}"
     ENVIRONMENT "SPLASH_SHARED=${PROJECT_SOURCE_DIR}/../shared;SPLASH_SOURCE=${PROJECT_SOURCE_DIR}")
 endfunction()
 

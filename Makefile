@@ -1,0 +1,25 @@
+# The front door. `make serve`: set-up, build, serve the built-in model. `make test`: set-up, build, all tests.
+MAKEFLAGS += --no-print-directory
+JOBS ?= $(shell nproc)
+ASSETS := build/test-assets
+
+.PHONY: serve test build setup test-asan clean
+
+serve: build
+	@build/splash serve $(MODEL)
+
+build: build/build.ninja
+	@ninja -C build -j$(JOBS) --quiet splash
+
+setup:
+	@scripts/setup.sh
+
+build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake | setup
+	@cmake --preset release >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+	@rm -f build-configure.log
+
+test: setup build/build.ninja
+	@scripts/test.sh
+
+clean:
+	rm -rf build build-dev build-asan build-tsan

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Brings what the build needs: Debian packages and a Rust tool chain. Quiet and immediate when all is there.
+set -euo pipefail
+
+packages=(g++ cmake ninja-build make mold ccache pkg-config python3 python3-venv curl ca-certificates
+  libboost1.81-dev libboost-json1.81-dev libboost-url1.81-dev libboost-system1.81-dev libboost-context1.81-dev
+  libfmt-dev libspdlog-dev libcli11-dev libssl-dev libexpected-dev prometheus-cpp-dev zlib1g-dev libcurl4-openssl-dev
+  libgtest-dev libgmock-dev libbenchmark-dev)
+
+# cargo >= 1.87 is needed by the crate llguidance; Debian's plain cargo is older, cargo-web is new enough.
+cargo_ok() {
+  command -v cargo >/dev/null || return 1
+  local minor
+  minor=$(cargo --version | sed -E 's/cargo 1\.([0-9]+).*/\1/')
+  [ "${minor:-0}" -ge 87 ]
+}
+
+missing=()
+installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | awk '$2 == "installed" {print $1}' || true)
+for package in "${packages[@]}"; do
+  grep -qx "$package" <<<"$installed" || missing+=("$package")
+done
+# A compiler or tool that came another way (not by apt) is as good.
+for pair in g++:g++ cmake:cmake ninja-build:ninja make:make python3:python3 curl:curl; do
+  command -v "${pair#*:}" >/dev/null && missing=("${missing[@]/#${pair%%:*}/}")
+done
+wanted=()
+for package in "${missing[@]}"; do [ -n "$package" ] && wanted+=("$package"); done
+if python3 -c 'import ensurepip, venv' 2>/dev/null; then
+  kept=()
+  for package in "${wanted[@]}"; do [ "$package" = python3-venv ] || kept+=("$package"); done
+  wanted=("${kept[@]}")
+fi
+cargo_ok || wanted+=(cargo-web rustc-web)
+
+if [ ${#wanted[@]} -gt 0 ]; then
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "setup: missing ${wanted[*]}; run as root:  apt-get install -y ${wanted[*]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  if ! command -v apt-get >/dev/null; then
+    echo "setup: this script knows Debian 12 (apt); install the equivalents of: ${wanted[*]}" >&2
+    exit 1
+  fi
+  echo "setup: installing ${wanted[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${wanted[@]}" >/dev/null
+fi
+cargo_ok || { echo "setup: cargo 1.87 or newer is needed:  apt-get install -y cargo-web rustc-web" >&2; exit 1; }
