@@ -15,22 +15,21 @@ cargo_ok() {
   [ "${minor:-0}" -ge 87 ]
 }
 
-missing=()
 installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | awk '$2 == "installed" {print $1}' || true)
-for package in "${packages[@]}"; do
-  grep -qx "$package" <<<"$installed" || missing+=("$package")
-done
-# A compiler or tool that came another way (not by apt) is as good.
-for pair in g++:g++ cmake:cmake ninja-build:ninja make:make python3:python3 curl:curl; do
-  command -v "${pair#*:}" >/dev/null && missing=("${missing[@]/#${pair%%:*}/}")
-done
+
+# A tool that came another way than apt is as good.
+have() {
+  case $1 in
+    g++ | cmake | make | python3 | curl | mold | ccache) command -v "$1" >/dev/null ;;
+    ninja-build) command -v ninja >/dev/null ;;
+    python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    *) return 1 ;;
+  esac
+}
 wanted=()
-for package in "${missing[@]}"; do [ -n "$package" ] && wanted+=("$package"); done
-if python3 -c 'import ensurepip, venv' 2>/dev/null; then
-  kept=()
-  for package in "${wanted[@]}"; do [ "$package" = python3-venv ] || kept+=("$package"); done
-  wanted=("${kept[@]}")
-fi
+for package in "${packages[@]}"; do
+  grep -qx "$package" <<<"$installed" || have "$package" || wanted+=("$package")
+done
 cargo_ok || wanted+=(cargo-web rustc-web)
 
 if [ ${#wanted[@]} -gt 0 ]; then
