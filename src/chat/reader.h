@@ -41,14 +41,18 @@ struct ReaderOptions {
   std::vector<std::string> stop;       // stop strings; matched in text, not in reasoning
 };
 
+// How the reply ended: by itself (a stop token, a stop string), or cut by a limit. A call that was cut gets no ToolCallEnd.
+enum class ReplyEnd { natural, cut };
+
 class ReplyReader {
  public:
   ReplyReader(std::shared_ptr<const text::Tokenizer> tokenizer, ReaderOptions options);
   ~ReplyReader();
   std::vector<OutputEvent> push(std::span<const Token> tokens);
   // The reply ended: gives out what was held back.
-  std::vector<OutputEvent> finish();
+  std::vector<OutputEvent> finish(ReplyEnd end = ReplyEnd::natural);
   bool stopped() const;  // a stop string was met: the caller cancels the request and finishes with reason "stop"
+  const std::string& stop_string() const;  // the one that was met; empty if none
   bool has_tool_calls() const;
 
  private:

@@ -20,8 +20,9 @@ struct RenderedPrompt {
 
 class ChatTemplate {
  public:
-  // `source`: the template's text. An error names the line.
-  static Result<std::shared_ptr<const ChatTemplate>> compile(const std::string& source);
+  // `source`: the template's text. An error names the line. `constants` (bos_token, eos_token, ...) are template text.
+  static Result<std::shared_ptr<const ChatTemplate>> compile(const std::string& source,
+                                                             const boost::json::object& constants = {});
   virtual ~ChatTemplate() = default;
 
   // `messages` and `tools` in the template's own form (tool-call arguments are objects, content strings or part lists).
