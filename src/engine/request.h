@@ -1,0 +1,41 @@
+// A request from submit to its last event.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/width.h"
+#include "link/command.h"
+#include "model/model.h"
+
+namespace splash::engine {
+
+enum class Phase { queued, prefilling, decoding };
+
+struct Request {
+  link::Submit submit;        // its prompt has moved to `tokens`
+  std::uint64_t arrival = 0;  // order of submission; the queue's order too
+  std::vector<Token> tokens;  // the prompt, then every chosen token
+  int prompt_tokens = 0;
+  int reply_limit = 0;        // max_tokens, or what the context leaves
+  link::Usage usage;
+  bool started = false;       // the sink has seen Started
+
+  Phase phase = Phase::queued;
+  int lane = -1;
+  int committed = 0;                  // tokens[0, committed) have been run in this lane
+  int resumed_at = 0;                 // committed when it took the lane
+  std::vector<model::PageId> pages;   // hold tokens[0, committed) and room for what is to come
+  std::vector<int> saves;             // positions where prefill stops for a snapshot; ascending, all > committed
+  Acceptance acceptance;              // of this request alone
+
+  int chosen() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
+  int budget() const { return reply_limit - chosen(); }
+  bool sampled() const { return submit.sampling.temperature > 0.0f; }
+  // Where prefill ends. A resumed request has its anchor already and runs only what stands before it.
+  int prefill_end() const { return chosen() == 0 ? prompt_tokens : static_cast<int>(tokens.size()) - 1; }
+  bool choose_at_end() const { return chosen() == 0; }
+  int prefill_stop() const { return saves.empty() ? prefill_end() : saves.front(); }
+};
+
+}  // namespace splash::engine

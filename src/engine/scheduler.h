@@ -1,0 +1,80 @@
+// The policy: which rows run in the next step. Pure in what it is shown: next() changes nothing, complete() learns from
+// what a step did. Every decoding lane is in every step; prefill rows ride along, as many as keep the step short enough
+// for the lanes that wait for their next token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/width.h"
+#include "model/model.h"
+
+namespace splash::engine {
+
+struct Pacing {
+  double slice_seconds = 0.25;  // aim of a step that also decodes; without decoding lanes a step takes all rows
+  int minimum_rows = 32;        // prefill rows that a step always has room for: prompts never starve either
+};
+
+struct PrefillView {
+  int lane = 0;
+  std::uint64_t arrival = 0;
+  int rows_to_stop = 0;  // up to the next snapshot or the end, > 0
+  int rows_to_end = 0;
+};
+
+struct DecodeView {
+  int lane = 0;
+  int max_width = 1;      // what budget, context and model allow, >= 1
+  int steps = 0;          // decode steps of this request so far
+  bool sampled = false;
+  const Acceptance* acceptance = nullptr;  // of this request
+};
+
+struct Grant {
+  int lane = 0;
+  int rows = 0;
+};
+
+struct Choice {
+  std::vector<Grant> prefill;
+  std::vector<Grant> decode;  // rows = verify width
+  int prefill_rows() const;
+  int decode_rows() const;
+};
+
+class Scheduler {
+ public:
+  Scheduler(const model::Facts& facts, const Pacing& pacing, int fixed_width);
+
+  Choice next(std::span<const PrefillView> prefill, std::span<const DecodeView> decode) const;
+
+  // A step took `seconds`; a slice of it kept `accepted` of `drafted` proposals.
+  void complete(const Choice& choice, double seconds);
+  void complete_slice(int drafted, int accepted, bool cut) { acceptance_.record(drafted, accepted, cut); }
+
+  // What warm-up measured for one lane. Widths of sampled lanes rest on it alone, because their random numbers are tied
+  // to block positions: a width that followed the running load would make a seed's tokens depend on company.
+  void set_alone_cost(const StepCost& cost) { alone_cost_ = cost; cost_ = cost; }
+
+  // A greedy lane tries a full block this often, so that an estimate that fell can recover.
+  static constexpr int probe_every = 64;
+
+ private:
+  std::vector<Grant> widths(std::span<const DecodeView> decode) const;
+  int sampled_width(const DecodeView& lane) const;
+  std::vector<Grant> slices(std::span<const PrefillView> prefill, int rows) const;
+  int row_budget(int decode_rows) const;
+
+  int block_rows_ = 1;
+  int max_prefill_rows_ = 0;
+  int fixed_width_ = 0;
+  Pacing pacing_;
+  StepCost cost_;          // decode rows -> seconds, running
+  StepCost alone_cost_;    // the same at warm-up
+  double row_seconds_ = 0; // of one prefill row, running; 0 = not measured
+  Acceptance acceptance_;  // of all requests
+};
+
+}  // namespace splash::engine
