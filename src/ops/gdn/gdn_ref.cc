@@ -91,8 +91,8 @@ void row(const GdnGeometry& g, const GdnWeights& weights, const GdnRows& rows, i
     const float* k = tape.k + head / group * dk;
     float* d = tape.d + head * dv;
     const double beta = sigmoid(rows.b.row(r)[head]);
-    const double decay_rate = -std::exp(double{weights.a_log[head]}) *
-                              softplus(double{rows.a.row(r)[head]} + weights.dt_bias[head]);
+    const double decay_rate =
+        -std::exp(double{weights.a_log[head]}) * softplus(double{rows.a.row(r)[head]} + weights.dt_bias[head]);
     tape.alpha[head] = static_cast<float>(std::exp(decay_rate));
     decay(g, s, tape.alpha[head]);
     read(g, s, k, o);

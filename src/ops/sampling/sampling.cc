@@ -19,9 +19,7 @@ struct Ranked {
   float logit;
   Token token;
   // Rank order of every truncation: higher logit first, ties to the lower id.
-  bool operator<(const Ranked& other) const {
-    return logit != other.logit ? logit > other.logit : token < other.token;
-  }
+  bool operator<(const Ranked& other) const { return logit != other.logit ? logit > other.logit : token < other.token; }
 };
 
 // Allowed ids with a finite or infinite logit; NaN and -infinity never get mass.
@@ -53,13 +51,15 @@ void collect_top(std::span<const float> logits, int limit, const std::uint32_t* 
   if (out.size() > k) shrink();
 }
 
-// Cuts `kept` to the smallest set of most probable tokens whose mass before the last one is < top_p. A histogram over the
-// logit's distance from the top finds the few that can belong to it, so that only those are sorted.
+// Cuts `kept` to the smallest set of most probable tokens whose mass before the last one is < top_p. A histogram over
+// the logit's distance from the top finds the few that can belong to it, so that only those are sorted.
 void keep_nucleus(std::vector<Ranked>& kept, float top, double temperature, double top_p) {
   constexpr int bins = 256;
   constexpr double bins_per_nat = 8;
   const auto distance = [&](const Ranked& item) { return (double{top} - item.logit) / temperature; };
-  const auto bin_of = [&](double nats) { return nats * bins_per_nat >= bins - 1 ? bins - 1 : int(nats * bins_per_nat); };
+  const auto bin_of = [&](double nats) {
+    return nats * bins_per_nat >= bins - 1 ? bins - 1 : int(nats * bins_per_nat);
+  };
   std::array<double, bins> mass{};
   double total = 0;
   for (const Ranked& item : kept) {
@@ -118,13 +118,16 @@ void target_law(std::span<const float> logits, int limit, const link::Sampling& 
 
   const double temperature = sampling.temperature;
   std::vector<Ranked> kept;
-  if (sampling.top_k > 0 && sampling.top_k < limit) {
+  const bool few = sampling.top_k > 0 && sampling.top_k < limit, nucleus = sampling.top_p < 1.0f;
+  if (few) {
     collect_top(logits, limit, mask, static_cast<std::size_t>(sampling.top_k), kept);
   } else {
     collect(logits, limit, mask, kept);
   }
-  if (sampling.top_p < 1.0f) keep_nucleus(kept, top, temperature, sampling.top_p);
-  std::sort(kept.begin(), kept.end(), [](const Ranked& a, const Ranked& b) { return a.token < b.token; });
+  if (nucleus) keep_nucleus(kept, top, temperature, sampling.top_p);
+  if (few || nucleus) {  // otherwise still in id order
+    std::sort(kept.begin(), kept.end(), [](const Ranked& a, const Ranked& b) { return a.token < b.token; });
+  }
 
   double total = 0;
   for (const Ranked& item : kept) {
