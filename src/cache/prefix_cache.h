@@ -91,7 +91,6 @@ class PrefixCache {
 
   int find_child(int parent, std::span<const Token> tokens) const;
   int add_child(int parent, std::span<const Token> tokens, PageId page);
-  SnapshotId find_snapshot(int block, std::span<const Token> tail) const;
   bool take_slot(Kind kind);
   SnapshotId oldest(Kind kind, bool freeing_pages) const;
   bool frees_a_page(const Snapshot& snapshot) const;

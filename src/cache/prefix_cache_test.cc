@@ -1,0 +1,176 @@
+#include "cache/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/rng.h"
+
+namespace splash::cache {
+namespace {
+
+std::vector<Token> counting(int count, Token first = 0) {
+  std::vector<Token> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+// A lane as the cache sees it: tokens and the pages they stand in.
+struct Lane {
+  PagePool& pool;
+  std::vector<Token> tokens;
+  std::vector<PageId> pages;
+
+  Lane(PagePool& pool_, std::vector<Token> tokens_) : pool(pool_), tokens(std::move(tokens_)) { grow(); }
+  ~Lane() { release(); }
+  void grow() {
+    while (pages.size() * link::page_tokens < tokens.size()) pages.push_back(pool.take());
+  }
+  void release() {
+    for (const PageId page : pages) pool.lane_release(page);
+    pages.clear();
+  }
+};
+
+TEST(PagePool, CountsHolders) {
+  PagePool pool(3);
+  const PageId page = pool.take();
+  pool.cache_hold(page);
+  pool.lane_hold(page);
+  EXPECT_EQ(pool.held_by_lanes(), 1);
+  pool.lane_release(page);
+  pool.lane_release(page);
+  EXPECT_EQ(pool.cached_only(), 1);
+  EXPECT_EQ(pool.free(), 2);
+  EXPECT_EQ(pool.available(), 3);
+  pool.cache_release(page);
+  EXPECT_TRUE(pool.is_free(page));
+  EXPECT_EQ(pool.free(), 3);
+  EXPECT_EQ(pool.cached_only(), 0);
+}
+
+TEST(PrefixCache, ResumesAtTheLongestSnapshotThatLeavesTheLimit) {
+  PagePool pool(16);
+  PrefixCache cache(pool, 4);
+  Lane lane(pool, counting(100));
+  ASSERT_TRUE(cache.publish(std::span(lane.tokens).first(70), lane.pages, Kind::conversation));
+  ASSERT_TRUE(cache.publish(std::span(lane.tokens).first(96), lane.pages, Kind::conversation));
+  cache.audit();
+
+  Match match = cache.match(counting(200), 199);
+  EXPECT_EQ(match.position, 96);
+  EXPECT_EQ(match.cached_pages(), 3);
+  EXPECT_EQ(match.tail, -1);
+  match = cache.match(counting(200), 95);
+  EXPECT_EQ(match.position, 70);
+  EXPECT_EQ(match.cached_pages(), 2);
+  EXPECT_EQ(match.tail, lane.pages[2]) << "the tail shares the page that the lane went on writing";
+  EXPECT_EQ(cache.match(counting(200), 69).position, 0);
+}
+
+TEST(PrefixCache, ComparesEveryToken) {
+  PagePool pool(16);
+  PrefixCache cache(pool, 4);
+  Lane lane(pool, counting(70));
+  ASSERT_TRUE(cache.publish(lane.tokens, lane.pages, Kind::conversation));
+  for (int changed = 0; changed < 70; ++changed) {
+    std::vector<Token> other = counting(90);
+    other[changed] += 1000;
+    const Match match = cache.match(other, 89);
+    EXPECT_EQ(match.position, 0) << changed;
+    EXPECT_EQ(match.chain, changed / 32 * 32) << changed;
+  }
+}
+
+TEST(PrefixCache, SharesEqualPagesBetweenLanes) {
+  PagePool pool(16);
+  PrefixCache cache(pool, 4);
+  Lane first(pool, counting(64));
+  Lane second(pool, counting(80));
+  ASSERT_TRUE(cache.publish(first.tokens, first.pages, Kind::conversation));
+  EXPECT_EQ(pool.free(), 16 - 5);
+  ASSERT_TRUE(cache.publish(second.tokens, second.pages, Kind::conversation));
+  EXPECT_EQ(second.pages[0], first.pages[0]);
+  EXPECT_EQ(second.pages[1], first.pages[1]);
+  EXPECT_EQ(pool.free(), 16 - 3);
+  cache.audit();
+}
+
+TEST(PrefixCache, SamePrefixIsFiledOnce) {
+  PagePool pool(16);
+  PrefixCache cache(pool, 4);
+  Lane lane(pool, counting(40));
+  ASSERT_TRUE(cache.publish(lane.tokens, lane.pages, Kind::checkpoint));
+  EXPECT_FALSE(cache.publish(lane.tokens, lane.pages, Kind::conversation));
+  EXPECT_EQ(cache.snapshots_used(), 1);
+  // It counts as a conversation now: a checkpoint may not push it out.
+  PrefixCache one(pool, 1);
+  Lane other(pool, counting(40, 500));
+  ASSERT_TRUE(one.publish(lane.tokens, lane.pages, Kind::checkpoint));
+  EXPECT_FALSE(one.publish(lane.tokens, lane.pages, Kind::conversation));
+  EXPECT_FALSE(one.publish(other.tokens, other.pages, Kind::checkpoint));
+  EXPECT_TRUE(one.publish(other.tokens, other.pages, Kind::conversation));
+  EXPECT_EQ(one.match(counting(50), 49).position, 0);
+}
+
+TEST(PrefixCache, EvictsCheckpointsThenTheLeastRecentlyUsed) {
+  PagePool pool(32);
+  PrefixCache cache(pool, 3);
+  std::vector<Lane> lanes;
+  lanes.reserve(4);
+  for (int i = 0; i < 4; ++i) lanes.emplace_back(pool, counting(64, i * 1000));
+  ASSERT_TRUE(cache.publish(lanes[0].tokens, lanes[0].pages, Kind::conversation));
+  ASSERT_TRUE(cache.publish(lanes[1].tokens, lanes[1].pages, Kind::conversation));
+  ASSERT_TRUE(cache.publish(lanes[2].tokens, lanes[2].pages, Kind::checkpoint));
+  ASSERT_TRUE(cache.publish(lanes[3].tokens, lanes[3].pages, Kind::conversation));
+  EXPECT_EQ(cache.match(lanes[2].tokens, 64).position, 0);
+  cache.touch(cache.match(lanes[0].tokens, 64).snapshot);
+  for (Lane& lane : lanes) lane.release();
+  EXPECT_TRUE(cache.make_room(pool.free() + 1));
+  EXPECT_EQ(cache.match(counting(64, 1000), 64).position, 0) << "least recently used";
+  EXPECT_EQ(cache.match(counting(64, 0), 64).position, 64);
+  cache.audit();
+}
+
+TEST(PrefixCache, NeverTakesAPageFromALane) {
+  PagePool pool(8);
+  PrefixCache cache(pool, 4);
+  Lane busy(pool, counting(96));
+  Lane idle(pool, counting(96, 1000));
+  ASSERT_TRUE(cache.publish(std::span(busy.tokens).first(50), busy.pages, Kind::conversation));
+  ASSERT_TRUE(cache.publish(idle.tokens, idle.pages, Kind::conversation));
+  idle.release();
+  EXPECT_FALSE(cache.make_room(6)) << "2 free and 3 idle pages are 5";
+  EXPECT_EQ(cache.snapshots_used(), 2) << "a refusal drops nothing";
+  EXPECT_TRUE(cache.make_room(5));
+  EXPECT_EQ(cache.match(busy.tokens, 96).position, 50) << "dropping it would have freed nothing";
+  cache.audit();
+}
+
+TEST(PrefixCache, RandomLivesKeepTheRule) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    std::uint64_t draw = 0;
+    const auto below = [&](int limit) { return static_cast<int>(uniform(seed, draw++, Purpose::test) * limit); };
+    PagePool pool(24);
+    PrefixCache cache(pool, 1 + below(6));
+    for (int turn = 0; turn < 200; ++turn) {
+      // Few distinct blocks, so that prefixes meet and part everywhere.
+      std::vector<Token> tokens(1 + below(200));
+      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<Token>(i / 32 == 0 ? 7 : below(40) / 39);
+      const Match match = cache.match(tokens, static_cast<int>(tokens.size()));
+      ASSERT_LE(match.position, static_cast<int>(tokens.size()));
+      if (!cache.make_room(7)) FAIL() << "no lane is alive: everything can be freed";
+      Lane lane(pool, tokens);
+      cache.publish(std::span(tokens).first(1 + below(static_cast<int>(tokens.size()))), lane.pages,
+                    below(2) == 0 ? Kind::checkpoint : Kind::conversation);
+      cache.audit();
+    }
+    cache.clear();
+    cache.audit();
+    EXPECT_EQ(pool.free(), 24);
+    EXPECT_EQ(cache.snapshots_used(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace splash::cache
