@@ -11,6 +11,7 @@
 // conv1d is [channels][kernel].
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -64,6 +65,7 @@ struct PackOptions {
   WeightChoice weights = WeightChoice::q4;
   std::optional<std::filesystem::path> draft;  // a DFlash 2 folder
   bool show_progress = false;                  // a bar on standard error
+  const std::atomic<bool>* stop = nullptr;     // set by a signal handler: packing ends with ErrorKind::cancelled
 };
 
 // Packs a Hugging Face bf16 folder or an MLX 4-bit folder into `destination`. Nothing that loads is left behind when it

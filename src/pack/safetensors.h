@@ -21,6 +21,12 @@ struct TensorView {
   std::int64_t elements() const;
 };
 
+// Bytes of one element, 0 for a dtype that this reader does not know.
+int dtype_bytes(std::string_view dtype);
+
+// The tensors of a whole file in memory; the views point into `file`. `name` is for messages.
+Result<std::vector<TensorView>> parse_safetensors(std::span<const std::byte> file, std::string_view name);
+
 class SafetensorsFile {
  public:
   // Header length, JSON, dtypes, shapes, offsets (in range, no overlap, matching the shape) are all checked.
