@@ -9,8 +9,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
-#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "cache/plan.h"
 #include "cache/prefix_cache.h"
 #include "engine/counters.h"
+#include "engine/door.h"
 #include "engine/inbox.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -38,13 +37,8 @@ struct Config {
   Pacing pacing;                  // how prefill shares steps with decode
 };
 
-// What the door refuses by itself; the text half may check the same numbers before it submits.
-struct Limits {
-  int vocab_size = 0;
-  int context = 0;  // prompt and reply together
-  int max_queued = 0;
-  int max_prompt_tokens() const { return context - 1; }
-};
+// Pages that hold so many positions.
+int pages_for(int positions);
 
 class Engine {
  public:
@@ -54,9 +48,9 @@ class Engine {
   // Measures the step by width on an idle engine, before the first request. Without it sampled lanes run full blocks.
   Status warm_up();
 
-  // Any thread. Refusals reach the sink as Failed at the next tick, like everything else. Errors name the field:
-  // "prompt", "max_tokens", "reply_boundary", "stop", "id", "temperature", ...
-  void post(link::Command command) { inbox_.post(std::move(command)); }
+  // Any thread. Refusals reach the sink as Failed at the next tick, like everything else; their parameter is the field of
+  // link::Submit at fault. Once the engine's thread has ended, a submit fails at once on the caller's thread.
+  void post(link::Command command);
 
   // receive -> schedule -> forward -> apply. False when there was nothing to run: sleep until next_wake() or a post.
   bool tick(TimePoint now);
@@ -68,12 +62,12 @@ class Engine {
   void wait(TimePoint until) { inbox_.wait(until); }
   void interrupt() { inbox_.interrupt(); }
 
-  // From now on submits are refused as overloaded; running and queued requests go on.
-  void close_door(std::string reason);
-  // Fails every live request.
+  // The engine's thread: from now on submits are refused as overloaded; running and queued requests go on.
+  void close_door();
+  // The engine's thread: fails every live request.
   void fail_all(const Error& error);
-  // No request queued or running and no command waiting.
-  bool idle() const;
+  // The engine's thread: true, for good, when no request is live and no command waits.
+  bool retire();
 
   const Counters& counters() const { return counters_; }
   const Limits& limits() const { return limits_; }
@@ -85,37 +79,47 @@ class Engine {
   const cache::PrefixCache& prefixes() const { return prefixes_; }
   void clear_cache();
 
+  int queued() const { return static_cast<int>(queue_.size()); }
+  int running() const;
+
  private:
   // receive
   void receive();
-  Status check(const link::Submit& submit) const;
   void submit(link::Submit submit);
+  void refuse(link::Submit& submit, Error error);
   void cancel(link::RequestId id);
   void expire(TimePoint now);
+  Request* find(link::RequestId id);
   // admission
   void admit();
   bool try_admit(Request& request, int lane, bool use_cache);
-  void plan_saves(Request& request, const cache::Match& match) const;
+  bool enough_pages(const Request& request, const cache::Match& match) const;
+  std::vector<Save> plan_saves(const Request& request, const cache::Match& match) const;
   // schedule
   Choice schedule();
   void make_room_to_decode();
   bool grow(Request& request, int positions);
   void suspend(Request& request);
+  int max_width(const Request& request) const;
   model::StepPlan step_plan(const Choice& choice) const;
   // apply
   void apply(const Choice& choice, const model::StepResult& result);
   void apply_prefill(Request& request, const model::SliceResult& slice);
   void apply_decode(Request& request, const model::SliceResult& slice);
-  void take_tokens(Request& request, const model::SliceResult& slice);
+  void take_tokens(Request& request, const std::vector<Token>& chosen);
   void fail_step(const Choice& choice, const Error& error);
+  void count_step(const Choice& choice, double seconds);
   // leave
   void save(Request& request, cache::Kind kind);
+  void keep_what_is_done(Request& request);
   void leave_lane(Request& request);
   void finish(Request& request, link::FinishReason reason);
   void fail(Request& request, const Error& error);
-  void remove_done();
-  int max_width(const Request& request) const;
+  void sweep();
   void update_gauges();
+  // every live request, the running ones first
+  template <class Visit>
+  void each_live(Visit&& visit);
 
   model::Model& model_;
   const model::Facts facts_;
@@ -128,11 +132,11 @@ class Engine {
   cache::PrefixCache prefixes_;
   Scheduler scheduler_;
   Counters counters_;
-  std::vector<std::unique_ptr<Request>> lanes_;  // by lane; null = free seat
+  std::vector<std::unique_ptr<Request>> lanes_;  // by lane; null = a free seat
   std::deque<std::unique_ptr<Request>> queue_;   // by arrival
   std::unordered_set<link::RequestId> live_;
   std::uint64_t arrivals_ = 0;
-  std::optional<std::string> closed_;  // why the door is closed
+  bool closed_ = false;
 };
 
 }  // namespace splash::engine

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <string>
+#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
@@ -29,7 +29,8 @@ class EngineThread {
   const Clock& clock_;
   std::atomic<bool> stopping_{false};
   std::atomic<TimePoint> give_up_{TimePoint::max()};
-  std::thread thread_;
+  std::mutex join_;
+  std::thread thread_;  // last: it starts when everything above is there
 };
 
 }  // namespace splash::engine

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -12,12 +13,22 @@ namespace splash::engine {
 
 class Inbox {
  public:
-  void post(link::Command command) {
+  // False when the engine has gone: nobody will take the command, which is left as it was.
+  bool post(link::Command& command) {
     {
       const std::lock_guard lock(mutex_);
+      if (closed_) return false;
       commands_.push_back(std::move(command));
     }
     bell_.notify_one();
+    return true;
+  }
+
+  // Closes for good if nothing is waiting; so no command is lost between the last take() and the end.
+  bool close_if_empty() {
+    const std::lock_guard lock(mutex_);
+    closed_ = commands_.empty();
+    return closed_;
   }
 
   // Everything posted so far, in order.
@@ -57,6 +68,7 @@ class Inbox {
   std::condition_variable bell_;
   std::vector<link::Command> commands_;
   bool interrupted_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace splash::engine

@@ -4,13 +4,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache/prefix_cache.h"
 #include "engine/width.h"
 #include "link/command.h"
 #include "model/model.h"
 
 namespace splash::engine {
 
-enum class Phase { queued, prefilling, decoding };
+enum class Phase { queued, prefilling, decoding, done };
+
+// A position inside the prompt where prefill stops for a snapshot.
+struct Save {
+  int position = 0;
+  cache::Kind kind = cache::Kind::checkpoint;
+};
 
 struct Request {
   link::Submit submit;        // its prompt has moved to `tokens`
@@ -26,16 +33,17 @@ struct Request {
   int committed = 0;                  // tokens[0, committed) have been run in this lane
   int resumed_at = 0;                 // committed when it took the lane
   std::vector<model::PageId> pages;   // hold tokens[0, committed) and room for what is to come
-  std::vector<int> saves;             // positions where prefill stops for a snapshot; ascending, all > committed
+  std::vector<Save> saves;            // ascending, all > committed and <= prefill_end()
   Acceptance acceptance;              // of this request alone
 
   int chosen() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
   int budget() const { return reply_limit - chosen(); }
+  bool running() const { return phase == Phase::prefilling || phase == Phase::decoding; }
   bool sampled() const { return submit.sampling.temperature > 0.0f; }
   // Where prefill ends. A resumed request has its anchor already and runs only what stands before it.
   int prefill_end() const { return chosen() == 0 ? prompt_tokens : static_cast<int>(tokens.size()) - 1; }
   bool choose_at_end() const { return chosen() == 0; }
-  int prefill_stop() const { return saves.empty() ? prefill_end() : saves.front(); }
+  int prefill_stop() const { return saves.empty() ? prefill_end() : saves.front().position; }
 };
 
 }  // namespace splash::engine

@@ -38,30 +38,35 @@ struct Grant {
 };
 
 struct Choice {
-  std::vector<Grant> prefill;
+  std::vector<Grant> prefill;  // a lane at most once
   std::vector<Grant> decode;  // rows = verify width
+  bool empty() const { return prefill.empty() && decode.empty(); }
   int prefill_rows() const;
   int decode_rows() const;
 };
 
 class Scheduler {
  public:
+  // `fixed_width` 0 = chosen by cost and acceptance.
   Scheduler(const model::Facts& facts, const Pacing& pacing, int fixed_width);
 
   Choice next(std::span<const PrefillView> prefill, std::span<const DecodeView> decode) const;
 
-  // A step took `seconds`; a slice of it kept `accepted` of `drafted` proposals.
+  // The step took `seconds`; one of its decode slices kept `accepted` of `drafted` proposals.
   void complete(const Choice& choice, double seconds);
   void complete_slice(int drafted, int accepted, bool cut) { acceptance_.record(drafted, accepted, cut); }
 
   // What warm-up measured for one lane. Widths of sampled lanes rest on it alone, because their random numbers are tied
   // to block positions: a width that followed the running load would make a seed's tokens depend on company.
-  void set_alone_cost(const StepCost& cost) { alone_cost_ = cost; cost_ = cost; }
+  void set_alone_cost(const StepCost& cost) { cost_ = alone_cost_ = cost; }
+  const StepCost& alone_cost() const { return alone_cost_; }
 
-  // A greedy lane tries a full block this often, so that an estimate that fell can recover.
+  // A lane tries a full block this often, so that an estimate that fell can recover.
   static constexpr int probe_every = 64;
 
  private:
+  bool settled(const DecodeView& lane) const;
+  WidthView estimate(const DecodeView& lane) const;
   std::vector<Grant> widths(std::span<const DecodeView> decode) const;
   int sampled_width(const DecodeView& lane) const;
   std::vector<Grant> slices(std::span<const PrefillView> prefill, int rows) const;

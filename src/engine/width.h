@@ -33,7 +33,10 @@ class Acceptance {
  public:
   // `cut`: the block ended at a stop token or the budget, so its first proposal not kept was not rejected.
   void record(int drafted, int accepted, bool cut);
-  double probability(int position) const;
+  // `prior` is the estimate while this one has few trials of its own.
+  double probability(int position, double prior) const;
+
+  static constexpr double typical = 0.7;  // of a draft we know nothing about
 
  private:
   struct Trials {
@@ -49,8 +52,17 @@ struct WidthView {
   int max_width = 1;
 };
 
-// Widths (>= 1) for lanes that decode in one step, maximising sum of expected tokens / seconds(sum of rows). A lane's
-// gain from one more row falls with every row, so the best rows for any total are the largest gains.
-std::vector<int> choose_widths(std::span<const WidthView> lanes, const StepCost& cost);
+// Tokens a lane expects to get out of one step of that width: 1 + p0 + p0 p1 + ...
+double expected_tokens(const WidthView& lane, int width);
+
+// Rows of the same step that are decided already, and the tokens expected of them.
+struct Company {
+  int rows = 0;
+  double tokens = 0.0;
+};
+
+// Widths (>= 1) for lanes that decode in one step, maximising expected tokens / seconds(rows) of the whole step. A
+// lane's gain from one more row falls with every row, so the best rows of any total are the largest gains.
+std::vector<int> choose_widths(std::span<const WidthView> lanes, const StepCost& cost, const Company& company = {});
 
 }  // namespace splash::engine

@@ -1,0 +1,205 @@
+// Engine: who gets a lane and pages, and who gives them back.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/engine.h"
+
+namespace splash::engine {
+
+// First come, first served: the head of the queue waits for pages rather than let a later, smaller request pass, so a
+// long prompt cannot be starved by short ones.
+void Engine::admit() {
+  while (!queue_.empty()) {
+    const auto seat = std::ranges::find_if(lanes_, [](const auto& request) { return request == nullptr; });
+    if (seat == lanes_.end()) return;
+    Request& request = *queue_.front();
+    const int lane = static_cast<int>(seat - lanes_.begin());
+    if (!try_admit(request, lane, true)) {
+      if (running() > 0) return;
+      // Alone and refused: the page behind its own cached tail is the one too many. Cold it fits by construction.
+      SPLASH_CHECK(try_admit(request, lane, false), "a request alone does not fit {} pages", pages_.total());
+    }
+    *seat = std::move(queue_.front());
+    queue_.pop_front();
+  }
+}
+
+bool Engine::try_admit(Request& request, int lane, bool use_cache) {
+  // The last prompt token must run, it gives the first token's logits; a resumed request has its next token already.
+  const int end = request.prefill_end();
+  const int limit = request.choose_at_end() ? end - 1 : end;
+  const cache::Match match = use_cache ? prefixes_.match(request.tokens, limit) : cache::Match{};
+  for (const model::PageId page : match.pages) pages_.lane_hold(page);
+  if (match.tail >= 0) pages_.lane_hold(match.tail);
+  if (!enough_pages(request, match)) {
+    for (const model::PageId page : match.pages) pages_.lane_release(page);
+    if (match.tail >= 0) pages_.lane_release(match.tail);
+    return false;
+  }
+
+  model_.start_lane(lane, {.sampling = request.submit.sampling,
+                           .stop_tokens = request.submit.stop_tokens,
+                           .constraint = request.submit.constraint,
+                           .use_draft = config_.use_draft});
+  if (match.position > 0) {
+    // Before room is made: the snapshot itself may have to go for it.
+    prefixes_.touch(match.snapshot);
+    model_.restore(lane, match.snapshot);
+    counters_.snapshots_restored.add();
+  }
+  request.lane = lane;
+  request.committed = request.resumed_at = match.position;
+  request.pages = match.pages;
+  SPLASH_CHECK(grow(request, end));
+  if (match.tail >= 0) {
+    model_.copy_page(match.tail, request.pages[match.pages.size()]);
+    pages_.lane_release(match.tail);
+  }
+  request.saves = plan_saves(request, match);
+  request.phase = match.position == end ? Phase::decoding : Phase::prefilling;
+  if (!request.started) {
+    request.started = true;
+    request.usage.cached_tokens = match.position;
+    counters_.prompt_tokens.add(request.prompt_tokens);
+    counters_.cached_tokens.add(match.position);
+    request.submit.sink(link::Started{request.prompt_tokens, match.position});
+  }
+  return true;
+}
+
+// Called with the match held by the lane. Beyond the prompt some of the reply must fit too, lest the request be suspended
+// as soon as it has begun; a request that has the pool to itself needs no such margin.
+bool Engine::enough_pages(const Request& request, const cache::Match& match) const {
+  const int end = request.prefill_end();
+  const int margin = running() > 0 ? std::min(config_.headroom_tokens, request.budget()) : 0;
+  return pages_.available() >= pages_for(end + margin) - match.cached_pages();
+}
+
+// Where the prompt's state is worth keeping: before the generation prompt (the next turn may render the reply anew),
+// where it parts from a cached prompt (a third one may part there too), and now and then on a long way.
+std::vector<Save> Engine::plan_saves(const Request& request, const cache::Match& match) const {
+  std::vector<Save> saves;
+  if (prefixes_.snapshots_total() == 0) return saves;
+  const int end = request.prefill_end();
+  const int boundary = request.submit.reply_boundary;
+  const auto add = [&](int position, cache::Kind kind) {
+    const bool known = std::ranges::count(saves, position, &Save::position) > 0;
+    if (position > request.committed && position <= end && !known) saves.push_back({position, kind});
+  };
+  add(boundary, cache::Kind::conversation);
+  if (match.chain - match.position >= config_.junction_tokens) add(match.chain, cache::Kind::conversation);
+  const int last = boundary > 0 ? boundary : end;
+  for (int position = request.committed / config_.checkpoint_tokens * config_.checkpoint_tokens;
+       position + config_.checkpoint_tokens / 2 < last; position += config_.checkpoint_tokens) {
+    add(position, cache::Kind::checkpoint);
+  }
+  std::ranges::sort(saves, {}, &Save::position);
+  return saves;
+}
+
+// Pages for the rows that the decoding lanes may run next, the oldest request first. When even the cache has none left,
+// the youngest running lane makes room; the oldest therefore always goes on.
+void Engine::make_room_to_decode() {
+  std::vector<Request*> order;
+  for (const auto& request : lanes_) {
+    if (request) order.push_back(request.get());
+  }
+  std::ranges::sort(order, {}, &Request::arrival);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Request& request = *order[i];
+    if (request.phase != Phase::decoding) continue;
+    while (!grow(request, request.committed + max_width(request))) {
+      SPLASH_CHECK(order.size() > 1, "a request alone does not fit {} pages", pages_.total());
+      Request& youngest = *order.back();
+      order.pop_back();
+      suspend(youngest);
+      if (i == order.size()) break;  // it was this one
+    }
+  }
+}
+
+// Gives the request pages for that many positions, at the cache's expense if need be. False changes nothing.
+bool Engine::grow(Request& request, int positions) {
+  const int missing = pages_for(positions) - static_cast<int>(request.pages.size());
+  if (missing <= 0) return true;
+  if (!prefixes_.make_room(missing)) return false;
+  for (int i = 0; i < missing; ++i) request.pages.push_back(pages_.take());
+  return true;
+}
+
+// Back to the queue, in its old place. What it has done stays in the cache as long as the cache can afford it.
+void Engine::suspend(Request& request) {
+  keep_what_is_done(request);
+  counters_.suspended.add();
+  auto& seat = lanes_[request.lane];
+  leave_lane(request);
+  request.phase = Phase::queued;
+  const auto place = std::ranges::upper_bound(queue_, request.arrival, {}, [](const auto& other) { return other->arrival; });
+  queue_.insert(place, std::move(seat));
+}
+
+// A sampled lane may verify one row more than its budget: the last token of the reply then rests on the same random
+// numbers as if the budget were larger, and max_tokens only ever shortens a reply.
+int Engine::max_width(const Request& request) const {
+  int width = facts_.has_draft && config_.use_draft ? facts_.block_rows : 1;
+  if (config_.fixed_width > 0) width = std::min(width, config_.fixed_width);
+  return std::min(width, request.budget() + (request.sampled() ? 1 : 0));
+}
+
+// Files the lane's state at its committed length.
+void Engine::save(Request& request, cache::Kind kind) {
+  if (request.committed == 0) return;
+  const auto prefix = std::span(request.tokens).first(request.committed);
+  if (const auto slot = prefixes_.publish(prefix, request.pages, kind)) {
+    model_.save(request.lane, *slot);
+    counters_.snapshots_saved.add();
+  }
+}
+
+// A lane that goes before its time: keep its state if it got somewhere. A client that cuts a reply (a stop string, the
+// user's stop button) usually comes back with the same text.
+void Engine::keep_what_is_done(Request& request) {
+  constexpr int worth_keeping = 256;  // prompt rows; fewer are run again sooner than a better snapshot is lost
+  const int done = request.committed - request.resumed_at;
+  if (request.phase == Phase::decoding || done >= worth_keeping) save(request, cache::Kind::conversation);
+}
+
+void Engine::leave_lane(Request& request) {
+  for (const model::PageId page : request.pages) pages_.lane_release(page);
+  request.pages.clear();
+  request.saves.clear();
+  request.lane = -1;
+  request.committed = 0;
+}
+
+void Engine::clear_cache() {
+  prefixes_.clear();
+  update_gauges();
+}
+
+void Engine::audit() const {
+  prefixes_.audit();
+  std::vector<int> holds(pages_.total());
+  std::size_t live = queue_.size();
+  for (int lane = 0; lane < facts_.lanes; ++lane) {
+    if (!lanes_[lane]) continue;
+    const Request& request = *lanes_[lane];
+    ++live;
+    SPLASH_CHECK(request.running() && request.lane == lane && live_.contains(request.submit.id));
+    SPLASH_CHECK(static_cast<int>(request.pages.size()) >= pages_for(request.committed));
+    SPLASH_CHECK(static_cast<int>(request.pages.size()) <= pages_for(limits_.context));
+    SPLASH_CHECK(request.committed <= request.prefill_end() || request.phase == Phase::decoding);
+    if (request.phase == Phase::decoding) {
+      SPLASH_CHECK(request.committed + 1 == static_cast<int>(request.tokens.size()) && request.budget() > 0);
+    }
+    for (const model::PageId page : request.pages) ++holds[page];
+  }
+  SPLASH_CHECK(live == live_.size());
+  SPLASH_CHECK(std::ranges::is_sorted(queue_, {}, [](const auto& request) { return request->arrival; }));
+  for (const auto& request : queue_) SPLASH_CHECK(request->phase == Phase::queued && request->pages.empty());
+  for (model::PageId page = 0; page < pages_.total(); ++page) {
+    SPLASH_CHECK(holds[page] == pages_.lane_holds(page), "page {}", page);
+  }
+}
+
+}  // namespace splash::engine
