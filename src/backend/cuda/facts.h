@@ -1,0 +1,38 @@
+// What NVIDIA hardware this machine offers, found at run time: the binary links no driver library, so it starts on
+// machines without one and says why the backend is absent.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace splash::cuda {
+
+struct DeviceFacts {
+  int index = 0;  // as the driver counts them
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+  std::int64_t memory_bytes = 0;
+  std::int64_t free_bytes = 0;
+  std::int64_t l2_bytes = 0;
+  std::int64_t shared_bytes_per_block = 0;  // the opt-in limit
+  int driver_version = 0;                   // 13000 = CUDA 13.0
+};
+
+// All devices the driver shows. An error says what is missing: no driver, a driver older than the runtime this binary
+// carries, no device.
+Result<std::vector<DeviceFacts>> find_devices();
+
+// Whether this build has code for the device; the error names both architectures.
+Status supported(const DeviceFacts& device);
+
+// The device of that index, or the first supported one for -1.
+Result<DeviceFacts> choose_device(int index);
+
+std::string describe(const DeviceFacts& device);
+
+}  // namespace splash::cuda

@@ -1,0 +1,52 @@
+// Starting kernels: always with programmatic dependent launch (ptx.cuh says what a kernel owes for it).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "backend/cuda/stream.h"
+
+namespace splash::cuda {
+
+struct Grid {
+  dim3 blocks;
+  dim3 threads;
+  std::size_t shared_bytes = 0;
+  unsigned cluster = 1;  // blocks of the x axis that form one cluster
+};
+
+template <class... Parameters, class... Arguments>
+void launch(Stream& stream, const char* name, const Grid& grid, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream.native();
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  config.numAttrs = 1;
+  if (grid.cluster > 1) {
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = grid.cluster;
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    config.numAttrs = 2;
+  }
+  config.attrs = attributes;
+  stream.note(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
+  stream.after_launch(name);
+}
+
+// More than 48 KB of shared memory must be allowed once per kernel (and device; one device per process here).
+template <class Kernel>
+void allow_shared(Stream& stream, Kernel* kernel, std::size_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  stream.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+              "shared memory limit");
+}
+
+}  // namespace splash::cuda

@@ -1,0 +1,131 @@
+// The CUDA device as ops see it. Ops enqueue kernels; record() turns what a function enqueues into one graph that
+// replay() starts with a single call. A recording holds shapes and addresses; everything that changes from step to step
+// (tokens, positions, page tables, kept counts) lies in device memory that is written before a replay.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/facts.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/panel.h"
+#include "base/matrix.h"
+#include "base/result.h"
+
+namespace splash::cuda {
+
+// One recorded step.
+class Recording {
+ public:
+  Recording() = default;
+  Recording(Recording&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)), nodes_(other.nodes_) {}
+  Recording& operator=(Recording&& other) noexcept {
+    std::swap(graph_, other.graph_);
+    std::swap(nodes_, other.nodes_);
+    return *this;
+  }
+  ~Recording();
+  std::size_t nodes() const { return nodes_; }
+
+ private:
+  friend class Stream;
+  cudaGraphExec_t graph_ = nullptr;
+  std::size_t nodes_ = 0;
+};
+
+class Stream {
+ public:
+  // scratch_bytes: activations, panels and partial sums of the largest step, taken once.
+  static Result<std::unique_ptr<Stream>> open(const DeviceFacts& device, std::size_t scratch_bytes);
+  ~Stream();
+
+  const DeviceFacts& facts() const { return facts_; }
+  cudaStream_t native() const { return stream_; }
+
+  // Scratch: uninitialised device memory, valid until reset(). Running out is a programmer's error (the plan knows).
+  MatrixView<float> matrix(int rows, int cols);
+  template <class T>
+  T* allocate(std::size_t count) {
+    return reinterpret_cast<T*>(scratch(count * sizeof(T)));
+  }
+  void reset();
+  std::size_t scratch_used_bytes() const { return used_; }
+
+  // The bf16 shadow of a matrix (panel.h). A producer asks for it, fills it and so saves the linear behind it a pass;
+  // a kernel that overwrites a matrix without it must call forget_panels.
+  Panel panel_to_fill(MatrixView<const float> matrix);
+  const Panel* panel_of(MatrixView<const float> matrix) const;
+  void forget_panels(MatrixView<const float> matrix);
+
+  // Counters that kernels leave at zero: arrival counts of the fixed-order reductions.
+  int* counters() const { return counters_.as<int>(); }
+  static constexpr int counter_count = 1 << 16;
+  // Partial sums of one kernel at a time.
+  float* partials() const { return partials_.as<float>(); }
+  std::size_t partials_bytes() const { return partials_.bytes(); }
+
+  // Small tables (segments, lanes, tokens) from host to device, copied in stream order into scratch. Not while
+  // recording: a recorded op finds its tables through bind(), whose device memory is rewritten before each replay.
+  template <class T>
+  const T* upload(const T* values, std::size_t count) {
+    return reinterpret_cast<const T*>(upload_bytes(values, count * sizeof(T)));
+  }
+  // From now until reset(), an op that is handed the host table `host` reads `device` instead.
+  void bind(const void* host, const void* device) { bindings_.push_back({host, device}); }
+  const void* bound(const void* host) const;
+  template <class T>
+  const T* table(const T* values, std::size_t count) {
+    if (const void* device = bound(values)) return static_cast<const T*>(device);
+    return upload(values, count);
+  }
+
+  template <class Body>
+  Result<Recording> record(Body&& body) {
+    begin_record();
+    body();
+    return end_record();
+  }
+  void replay(const Recording& recording);
+
+  // The first error of any call or kernel since the last synchronise; ops report theirs with note().
+  void note(cudaError_t error, const char* what);
+  Status synchronise();
+  // With SPLASH_CUDA_EACH set, every launch is followed by a synchronise that names the kernel at fault.
+  void after_launch(const char* kernel);
+
+ private:
+  Stream() = default;
+  std::byte* scratch(std::size_t bytes);
+  const std::byte* upload_bytes(const void* values, std::size_t bytes);
+  void begin_record();
+  Result<Recording> end_record();
+
+  struct Shadow {
+    const float* begin = nullptr;
+    const float* end = nullptr;
+    int rows = 0;
+    int cols = 0;
+    bool filled = false;  // else only the memory is kept, for the next producer of the same matrix
+    Panel panel;
+  };
+  struct Binding {
+    const void* host = nullptr;
+    const void* device = nullptr;
+  };
+
+  DeviceFacts facts_;
+  cudaStream_t stream_ = nullptr;
+  DeviceBuffer scratch_, counters_, partials_;
+  PinnedBuffer staging_;
+  std::size_t used_ = 0, staged_ = 0;
+  std::vector<Shadow> shadows_;
+  std::vector<Binding> bindings_;
+  cudaError_t error_ = cudaSuccess;
+  const char* error_site_ = "";
+  bool recording_ = false;
+  bool each_ = false;
+};
+
+}  // namespace splash::cuda

@@ -1,0 +1,159 @@
+// linear for any instruction set. The including file has included its simd header and then defines, before this header,
+//   q4_tile_rows, wide_tile_rows      rows of the largest register tile of the q4 and of the bf16 / f32 kernel
+//   dot_tile<R>(tile, codes, dots)    dots[r] = sum_k code_w[n][k] * codes[64 r + k] for the tile's 16 outputs n, exact
+//
+// A row's bits do not depend on the register tile it falls into: each row performs, per group in ascending order,
+//   acc = fma(scale, float(I) * a, acc);  acc = fma(bias, X, acc)
+// and, for bf16 and f32, one fma per input in ascending order.
+#pragma once
+
+#include "ops/linear/linear_lanes.h"
+#include "ops/linear/linear_kernels.h"
+
+namespace splash::ops {
+namespace {
+
+using namespace simd;
+
+inline constexpr int tile_bytes = 576, scales_offset = 512, biases_offset = 544;
+// Fetching ahead is worth half the speed at 8 rows: a long burst of multiplications starves the hardware prefetcher.
+inline constexpr int prefetch_tiles = 4;
+
+void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
+  constexpr int parts = 64 / width;
+  for (int row = 0; row < block.rows; ++row) {
+    for (int group = first; group < last; ++group) {
+      const float* values = x + row * stride + std::ptrdiff_t{64} * group;
+      Vec v[parts], largest = zero(), sum = zero();
+#pragma GCC unroll 16
+      for (int part = 0; part < parts; ++part) {
+        v[part] = load(values + part * width);
+        largest = max(largest, abs(v[part]));
+        sum = sum + v[part];
+      }
+      const std::ptrdiff_t at = std::ptrdiff_t{group} * block.rows + row;
+      const float step = reduce_max(largest) / 127.0f;
+      block.steps[at] = step;
+      block.sums[at] = reduce_add(sum);
+      std::int8_t* codes = block.codes + at * 64;
+      const Vec divisor = set(step);
+#pragma GCC unroll 16
+      for (int part = 0; part < parts; ++part) {
+        const VecInt n = round_to_int(step > 0 ? v[part] / divisor : zero(), 127);
+        store_int8(codes + part * width, n);
+      }
+    }
+  }
+}
+
+inline void write_strip_row(const Lanes& acc, float* out, int columns, bool accumulate) {
+  if (columns == 16) {
+    for (int part = 0; part < lane_parts; ++part) {
+      float* p = out + part * width;
+      store(p, accumulate ? load(p) + acc.part[part] : acc.part[part]);
+    }
+    return;
+  }
+  float lanes[16];
+  for (int part = 0; part < lane_parts; ++part) store(lanes + part * width, acc.part[part]);
+  for (int n = 0; n < columns; ++n) out[n] = accumulate ? out[n] + lanes[n] : lanes[n];
+}
+
+inline Lanes bf16_lanes(const unsigned char* p) {
+  Lanes lanes;
+#pragma GCC unroll 4
+  for (int part = 0; part < lane_parts; ++part) {
+    lanes.part[part] = load_bf16(reinterpret_cast<const std::uint16_t*>(p) + part * width);
+  }
+  return lanes;
+}
+inline Lanes f32_lanes(const unsigned char* p) {
+  Lanes lanes;
+#pragma GCC unroll 4
+  for (int part = 0; part < lane_parts; ++part) lanes.part[part] = load(reinterpret_cast<const float*>(p) + part * width);
+  return lanes;
+}
+
+// R rows from `first_row` on times one strip.
+template <int R>
+void q4_rows(const unsigned char* strip, const QuantisedBlock& x, int first_row, const StripOutput& out) {
+  Lanes acc[R] = {};
+  const unsigned char* tile = strip;
+  const std::int8_t* codes = x.codes + std::ptrdiff_t{64} * first_row;
+  const float* steps = x.steps + first_row;
+  const float* sums = x.sums + first_row;
+  for (int group = 0; group < x.groups; ++group) {
+    if (first_row == 0) {
+#pragma GCC unroll 9
+      for (int line = 0; line < 9; ++line) __builtin_prefetch(tile + prefetch_tiles * tile_bytes + 64 * line);
+    }
+    LanesInt dots[R];
+    dot_tile<R>(tile, codes, dots);
+    const Lanes scale = bf16_lanes(tile + scales_offset), bias = bf16_lanes(tile + biases_offset);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec step = set(steps[r]), sum = set(sums[r]);
+#pragma GCC unroll 4
+      for (int part = 0; part < lane_parts; ++part) {
+        const Vec product = to_float(dots[r].part[part]) * step;
+        acc[r].part[part] = fma(bias.part[part], sum, fma(scale.part[part], product, acc[r].part[part]));
+      }
+    }
+    tile += tile_bytes;
+    codes += std::ptrdiff_t{64} * x.rows;
+    steps += x.rows;
+    sums += x.rows;
+  }
+  for (int r = 0; r < R; ++r) write_strip_row(acc[r], out.out + (first_row + r) * out.stride, out.columns, out.accumulate);
+}
+
+// Calls body.operator()<R>(first) for tiles of `Largest` rows and one tile of what is left.
+template <int Largest, class Body>
+inline void for_row_tiles(int rows, Body&& body) {
+  int first = 0;
+  for (; rows - first >= Largest; first += Largest) body.template operator()<Largest>(first);
+  if constexpr (Largest > 1) {
+    if (first < rows) {
+      auto shifted = [&]<int R>(int at) { body.template operator()<R>(first + at); };
+      for_row_tiles<Largest - 1>(rows - first, shifted);
+    }
+  }
+}
+
+void q4_strip(const unsigned char* strip, const QuantisedBlock& x, const StripOutput& out) {
+  for_row_tiles<q4_tile_rows>(x.rows, [&]<int R>(int first) { q4_rows<R>(strip, x, first, out); });
+}
+
+template <int R, auto load_lanes, int weight_bytes>
+void wide_rows(const unsigned char* strip, const float* x, std::ptrdiff_t stride, int cols, const StripOutput& out,
+               int first_row) {
+  Lanes acc[R] = {};
+  const float* rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = x + (first_row + r) * stride;
+  for (int k = 0; k < cols; ++k) {
+    const Lanes w = load_lanes(strip + std::ptrdiff_t{16 * weight_bytes} * k);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec value = set(rows[r][k]);
+#pragma GCC unroll 4
+      for (int part = 0; part < lane_parts; ++part) acc[r].part[part] = fma(w.part[part], value, acc[r].part[part]);
+    }
+  }
+  for (int r = 0; r < R; ++r) write_strip_row(acc[r], out.out + (first_row + r) * out.stride, out.columns, out.accumulate);
+}
+
+void bf16_strip(const unsigned char* strip, const float* x, std::ptrdiff_t stride, int rows, int cols,
+                const StripOutput& out) {
+  for_row_tiles<wide_tile_rows>(
+      rows, [&]<int R>(int first) { wide_rows<R, bf16_lanes, 2>(strip, x, stride, cols, out, first); });
+}
+void f32_strip(const unsigned char* strip, const float* x, std::ptrdiff_t stride, int rows, int cols,
+               const StripOutput& out) {
+  for_row_tiles<wide_tile_rows>(
+      rows, [&]<int R>(int first) { wide_rows<R, f32_lanes, 4>(strip, x, stride, cols, out, first); });
+}
+
+constexpr LinearKernels linear_kernels = {quantise, q4_strip, bf16_strip, f32_strip};
+
+}  // namespace
+}  // namespace splash::ops
