@@ -110,7 +110,11 @@ void Engine::sweep() {
   std::erase_if(queue_, [](const auto& request) { return request->phase == Phase::done; });
 }
 
-void Engine::close_door() { closed_ = true; }
+// Whoever posted before the door closed is let in.
+void Engine::close_door() {
+  if (!closed_) receive();
+  closed_ = true;
+}
 
 void Engine::fail_all(const Error& error) {
   each_live([&](Request& request) { fail(request, error); });
