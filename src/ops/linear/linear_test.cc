@@ -1,0 +1,152 @@
+#include "ops/linear/linear.h"
+
+#include "ops/conformance.h"
+
+namespace splash::ops::conformance {
+namespace {
+
+using pack::Format;
+
+class Linear : public EveryIsa {
+ protected:
+  Matrix run(const Matrix& x, const pack::Weight& weight, int threads = 1) {
+    cpu::Stream cpu = stream(threads);
+    Matrix out(x.rows, weight.rows, -7.0f);
+    linear(cpu, x.view(), weight, out.view());
+    return out;
+  }
+};
+
+// The formula of linear.h in double, and the size of its terms.
+struct Exact {
+  Matrix value, magnitude;
+};
+Exact exact_q4(const Matrix& x, const pack::Weight& weight) {
+  Exact exact{Matrix(x.rows, weight.rows), Matrix(x.rows, weight.rows)};
+  for (int r = 0; r < x.rows; ++r) {
+    for (int n = 0; n < weight.rows; ++n) {
+      double sum = 0, size = 0;
+      for (int group = 0; group < weight.cols / 64; ++group) {
+        const float* values = x.values.data() + std::size_t(r) * x.cols + group * 64;
+        float largest = 0;
+        double total = 0, dot = 0;
+        for (int k = 0; k < 64; ++k) largest = std::max(largest, std::abs(values[k])), total += values[k];
+        const float step = largest / 127.0f;
+        const std::byte* tile = weight.data + n / 16 * weight.strip_bytes() + group * pack::tile_bytes;
+        const double scale = to_float(reinterpret_cast<const bf16*>(tile + pack::tile_scales_offset)[n % 16]);
+        const double bias = to_float(reinterpret_cast<const bf16*>(tile + pack::tile_biases_offset)[n % 16]);
+        for (int k = 0; k < 64; ++k) {
+          const auto byte = static_cast<unsigned>(tile[k / 8 * 64 + n % 16 * 4 + k % 4]);
+          const unsigned code = k % 8 < 4 ? byte & 15u : byte >> 4;
+          dot += code * (step > 0 ? std::nearbyint(values[k] / step) : 0.0);
+        }
+        sum += scale * step * dot + bias * total;
+        size += std::abs(scale * step * dot) + std::abs(bias) * 64 * largest;
+      }
+      exact.value.values[std::size_t(r) * weight.rows + n] = static_cast<float>(sum);
+      exact.magnitude.values[std::size_t(r) * weight.rows + n] = static_cast<float>(size);
+    }
+  }
+  return exact;
+}
+
+TEST_P(Linear, Q4FollowsTheFormula) {
+  for (const auto [rows, n, k] : {std::array{1, 16, 64}, {3, 48, 256}, {5, 6, 1024}, {9, 100, 5120}}) {
+    const OwnWeight own = make_weight(Format::q4, n, k, 11);
+    Matrix x = random_matrix(rows, k, 12);
+    x.values[5] = 1e4f;                                            // one outlier
+    for (int i = 0; i < 64; ++i) x.values[x.values.size() - 1 - i] *= 1e-30f;  // a tiny group
+    if (rows > 2) std::fill_n(x.values.begin() + k, 64, 0.0f);     // a group of zeros
+    if (rows > 4) std::fill_n(x.values.begin() + 2 * k, 64, 1e-41f);  // denormals
+    const Matrix out = run(x, own.weight);
+    const Exact exact = exact_q4(x, own.weight);
+    for (std::size_t i = 0; i < out.values.size(); ++i) {
+      ASSERT_NEAR(out.values[i], exact.value.values[i], 2e-6 * exact.magnitude.values[i] + 1e-30) << rows << " " << n << " " << k;
+    }
+  }
+}
+
+TEST_P(Linear, Q4IsCloseToFloat) {
+  const OwnWeight own = make_weight(Format::q4, 64, 2048, 21);
+  const Matrix x = random_matrix(8, 2048, 22);
+  ref::Stream reference;
+  Matrix expected(8, 64);
+  linear(reference, x.view(), own.weight, expected.view());
+  const Matrix out = run(x, own.weight);
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < out.values.size(); ++i) {
+    error += std::pow(double{out.values[i]} - expected.values[i], 2);
+    size += std::pow(double{expected.values[i]}, 2);
+  }
+  EXPECT_LT(std::sqrt(error / size), 0.02);  // int8 activations: about 0.6 % of the terms' size
+}
+
+TEST_P(Linear, WideFormatsMatchRef) {
+  for (const Format format : {Format::bf16, Format::f32}) {
+    for (const auto [rows, n, k] : {std::array{1, 16, 64}, {4, 48, 100}, {13, 6, 1024}, {30, 40, 300}}) {
+      const OwnWeight own = make_weight(format, n, k, 31);
+      const Matrix x = random_matrix(rows, k, 32);
+      ref::Stream reference;
+      Matrix expected(rows, n);
+      linear(reference, x.view(), own.weight, expected.view());
+      expect_near(run(x, own.weight), expected, 4e-6 * std::sqrt(k) , 1e-5, "wide");
+    }
+  }
+}
+
+TEST_P(Linear, ARowHasTheSameBitsInAnyCompany) {
+  for (const Format format : {Format::q4, Format::bf16, Format::f32}) {
+    const OwnWeight own = make_weight(format, 40, 320, 41);
+    const Matrix all = random_matrix(70, 320, 42);
+    Matrix alone(70, 40);
+    cpu::Stream cpu = stream();
+    for (int r = 0; r < 70; ++r) linear(cpu, all.slice(r, 1), own.weight, alone.view().slice_rows(r, 1));
+    for (int rows = 1; rows <= 70; ++rows) {
+      for (int threads : {1, 2, 3}) {
+        if (threads > 1 && rows % 9 != 0) continue;
+        Matrix x(rows, 320);
+        std::copy_n(all.values.begin(), x.values.size(), x.values.begin());
+        const Matrix out = run(x, own.weight, threads);
+        ASSERT_TRUE(same_bits(out.values.data(), alone.values.data(), out.values.size())) << rows << " rows, " << threads;
+      }
+    }
+  }
+}
+
+TEST_P(Linear, SeveralTargetsAndResiduals) {
+  const OwnWeight a = make_weight(Format::q4, 48, 128, 51), b = make_weight(Format::bf16, 6, 128, 52),
+                  c = make_weight(Format::q4, 33, 128, 53);
+  const Matrix x = random_matrix(5, 128, 54), before = random_matrix(5, 33, 55);
+  const Matrix out_a = run(x, a.weight), out_b = run(x, b.weight), out_c = run(x, c.weight);
+  for (int threads : {1, 2, 3}) {
+    cpu::Stream cpu = stream(threads);
+    Matrix first(5, 48), second(5, 6), third = before;
+    const LinearTarget targets[] = {{a.weight, first.view(), false}, {b.weight, second.view(), false},
+                                    {c.weight, third.view(), true}};
+    linear(cpu, x.view(), targets);
+    EXPECT_TRUE(same_bits(first, out_a));
+    EXPECT_TRUE(same_bits(second, out_b));
+    for (std::size_t i = 0; i < third.values.size(); ++i) ASSERT_EQ(third.values[i], before.values[i] + out_c.values[i]);
+  }
+}
+
+TEST_P(Linear, NanAndInfinityStayInTheirRow) {
+  const OwnWeight own = make_weight(Format::q4, 32, 128, 61);
+  Matrix x = random_matrix(7, 128, 62);
+  const Matrix clean = run(x, own.weight);
+  x.values[2 * 128 + 77] = std::nanf("");
+  x.values[4 * 128 + 3] = INFINITY;
+  const Matrix out = run(x, own.weight);
+  for (int r = 0; r < 7; ++r) {
+    if (r == 2 || r == 4) {
+      EXPECT_FALSE(std::isfinite(out.values[r * 32]) || std::isfinite(out.values[r * 32 + 31])) << r;
+    } else {
+      EXPECT_TRUE(same_bits(&out.values[r * 32], &clean.values[r * 32], 32)) << r;
+    }
+  }
+}
+
+SPLASH_EVERY_ISA(Linear);
+
+}  // namespace
+}  // namespace splash::ops::conformance
