@@ -22,6 +22,7 @@ using SnapshotId = std::int32_t;
 struct Facts {
   std::string name;
   int vocab_size = 0;       // width of logits and masks
+  int sampling_limit = 0;   // ids at or above it are padding and never chosen
   int block_rows = 8;       // widest verify pass, the anchor included; 1 without a draft
   int max_context = 0;      // positions
   int max_prefill_rows = 0; // rows of one step's prefill slices together
