@@ -18,8 +18,8 @@ struct ToolCall {
 
 struct Message {
   Role role = Role::user;
-  std::string content;    // text; images come with a later issue
-  std::string reasoning;  // assistant only
+  std::string content;               // text; images come with a later issue
+  std::string reasoning;             // assistant only
   std::vector<ToolCall> tool_calls;  // assistant only
   std::string tool_call_id;          // tool only
 };

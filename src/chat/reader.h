@@ -1,5 +1,5 @@
-// Reads a reply as it is generated: reasoning, text and tool calls, never half a character, never a piece of a tag or of
-// a stop string that may still complete.
+// Reads a reply as it is generated: reasoning, text and tool calls, never half a character, never a piece of a tag or
+// of a stop string that may still complete.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -36,12 +36,13 @@ using OutputEvent = std::variant<ReasoningDelta, TextDelta, ToolCallStart, ToolC
 
 struct ReaderOptions {
   bool starts_in_reasoning = false;
-  bool parse_reasoning = true;         // false: `<think>` is plain text
-  std::vector<Tool> tools;             // empty: tool-call markup is plain text
-  std::vector<std::string> stop;       // stop strings; matched in text, not in reasoning
+  bool parse_reasoning = true;    // false: `<think>` is plain text
+  std::vector<Tool> tools;        // empty: tool-call markup is plain text
+  std::vector<std::string> stop;  // stop strings; matched in text, not in reasoning
 };
 
-// How the reply ended: by itself (a stop token, a stop string), or cut by a limit. A call that was cut gets no ToolCallEnd.
+// How the reply ended: by itself (a stop token, a stop string), or cut by a limit. A call that was cut gets no
+// ToolCallEnd.
 enum class ReplyEnd { natural, cut };
 
 class ReplyReader {

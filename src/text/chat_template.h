@@ -1,4 +1,5 @@
-// The chat template shipped with the model (Jinja), rendered by the crate minijinja, cut into control and user segments.
+// The chat template shipped with the model (Jinja), rendered by the crate minijinja, cut into control and user
+// segments.
 #pragma once
 
 #include <boost/json/array.hpp>
@@ -14,7 +15,7 @@ namespace splash::text {
 
 struct RenderedPrompt {
   std::vector<Segment> segments;
-  std::size_t reply_boundary = 0;  // number of segments before the generation prompt
+  std::size_t reply_boundary = 0;    // number of segments before the generation prompt
   bool starts_in_reasoning = false;  // the generation prompt left `<think>` open
 };
 
@@ -29,6 +30,12 @@ class ChatTemplate {
   // `variables`: enable_thinking, reasoning_effort, preserve_thinking, ... (absent = undefined in the template).
   virtual Result<RenderedPrompt> render(const boost::json::array& messages, const boost::json::array& tools,
                                         const boost::json::object& variables) const = 0;
+
+  // The text alone, as any Jinja engine gives it. The segments above concatenate to it; a template that looks at user
+  // text by means that do not see through provenance (comparing it with a control token by `==`, say) is the exception:
+  // there the segments hold what it gives for text without control tokens.
+  virtual Result<std::string> render_plain(const boost::json::array& messages, const boost::json::array& tools,
+                                           const boost::json::object& variables) const = 0;
 };
 
 }  // namespace splash::text

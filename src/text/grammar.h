@@ -11,8 +11,8 @@
 
 namespace splash::text {
 
-// Where a grammar begins to hold. `after_reasoning`: anything but a stop token is allowed up to and including `</think>`,
-// then some white space, then the grammar (for prompts that leave the think block open).
+// Where a grammar begins to hold. `after_reasoning`: anything but a stop token is allowed up to and including
+// `</think>`, then some white space, then the grammar (for prompts that leave the think block open).
 enum class GrammarStart { at_once, after_reasoning };
 
 class GrammarFactory {

@@ -13,8 +13,8 @@
 
 namespace splash::text {
 
-// A piece of prompt text. Template text may contain control tokens (`<|im_start|>`); user text never becomes one, even if
-// it spells one out.
+// A piece of prompt text. Template text may contain control tokens (`<|im_start|>`); user text never becomes one, even
+// if it spells one out.
 struct Segment {
   std::string text;
   bool control = false;  // true: added tokens in `text` are matched
@@ -33,7 +33,7 @@ class Tokenizer {
   // Raw bytes of one token (may be half a character); control tokens give their text.
   virtual std::string bytes_of(Token token) const = 0;
   virtual std::optional<Token> id_of(std::string_view text) const = 0;  // exact vocabulary or added token
-  virtual int size() const = 0;                                        // ids 0..size()-1 exist
+  virtual int size() const = 0;                                         // ids 0..size()-1 exist
   virtual bool is_special(Token token) const = 0;  // "special": true in tokenizer.json, left out of text
   virtual bool is_added(Token token) const = 0;    // any control token: only template text and the model make them
 };

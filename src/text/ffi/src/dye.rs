@@ -1,0 +1,131 @@
+//! Provenance of characters through a template.
+//!
+//! A template is free to trim, cut, compare and join the strings it is given, so marks around user text would change
+//! what it does and would not survive it. Instead each character of user text is *dyed*: replaced, one for one, by a
+//! private-use character that occurs nowhere else in the input. Dyed characters stay what they are through
+//! concatenation and slicing, and in the rendered text every dyed character is user text, every other one template text.
+//! Operations that look at characters (trim, startswith, split, tojson, ...) are taught to look through the dye.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use crate::Fault;
+
+const FIRST: u32 = 0xF0000; // private-use planes 15 and 16
+const LAST: u32 = 0x10FFFD;
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Depth {
+    /// Every character.
+    Full,
+    /// Only the ends of control tokens, which are all of the form `<...>`: for strings that the template compares with
+    /// its own words, and for templates that look at user text in ways that do not see through the dye.
+    Brackets,
+}
+
+pub struct Dye {
+    dyed: HashMap<char, char>,
+    plain: HashMap<char, char>,
+    reserved: HashSet<char>,
+    next: u32,
+}
+
+impl Dye {
+    /// `inputs`: all text the template will see; private-use characters in it are left out of the palette.
+    pub fn new<'a>(inputs: impl Iterator<Item = &'a str>) -> Self {
+        let reserved = inputs.flat_map(str::chars).filter(|&c| c as u32 >= FIRST).collect();
+        Dye { dyed: HashMap::new(), plain: HashMap::new(), reserved, next: FIRST }
+    }
+
+    fn dye_char(&mut self, c: char) -> Result<char, Fault> {
+        if let Some(&dyed) = self.dyed.get(&c) {
+            return Ok(dyed);
+        }
+        while self.next <= LAST {
+            let candidate =
+                char::from_u32(self.next).filter(|c| self.next & 0xFFFE != 0xFFFE && !self.reserved.contains(c));
+            self.next += 1;
+            if let Some(dyed) = candidate {
+                self.dyed.insert(c, dyed);
+                self.plain.insert(dyed, c);
+                return Ok(dyed);
+            }
+        }
+        Err(Fault::Input("the conversation uses too many different characters".into()))
+    }
+
+    pub fn dye(&mut self, text: &str, depth: Depth) -> Result<String, Fault> {
+        let mut dyed = String::with_capacity(text.len());
+        for c in text.chars() {
+            let keep = self.plain.contains_key(&c) || (depth == Depth::Brackets && !matches!(c, '<' | '>'));
+            dyed.push(if keep { c } else { self.dye_char(c)? });
+        }
+        Ok(dyed)
+    }
+
+    pub fn is_dyed(&self, c: char) -> bool {
+        c as u32 >= FIRST && self.plain.contains_key(&c)
+    }
+
+    pub fn plain_char(&self, c: char) -> char {
+        if (c as u32) < FIRST { c } else { self.plain.get(&c).copied().unwrap_or(c) }
+    }
+
+    /// The plain text, and where it changes hands: (end, is template text).
+    pub fn strip(&self, text: &str) -> (String, Vec<(usize, bool)>) {
+        let mut plain = String::with_capacity(text.len());
+        let mut segments: Vec<(usize, bool)> = Vec::new();
+        for c in text.chars() {
+            plain.push(self.plain_char(c));
+            let control = !self.is_dyed(c);
+            match segments.last_mut() {
+                Some((end, kind)) if *kind == control => *end = plain.len(),
+                _ => segments.push((plain.len(), control)),
+            }
+        }
+        (plain, segments)
+    }
+}
+
+// Filters and methods are plain functions of the template engine; the dye of the rendering in progress is the thread's.
+thread_local! {
+    static CURRENT: RefCell<Option<Dye>> = const { RefCell::new(None) };
+}
+
+/// Runs `body` with `dye` in force and gives the dye back.
+pub fn with_dye<T>(dye: Dye, body: impl FnOnce() -> T) -> (T, Dye) {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            CURRENT.with(|current| current.borrow_mut().take());
+        }
+    }
+    CURRENT.with(|current| *current.borrow_mut() = Some(dye));
+    let reset = Reset;
+    let result = body();
+    let dye = CURRENT.with(|current| current.borrow_mut().take()).expect("the dye is in force");
+    drop(reset);
+    (result, dye)
+}
+
+fn current<T>(without: T, with: impl FnOnce(&mut Dye) -> T) -> T {
+    CURRENT.with(|current| current.borrow_mut().as_mut().map_or(without, with))
+}
+
+/// Does any character carry dye?
+pub fn any_dyed(text: &str) -> bool {
+    current(false, |dye| text.chars().any(|c| dye.is_dyed(c)))
+}
+
+pub fn plain(text: &str) -> Cow<'_, str> {
+    if !any_dyed(text) {
+        return Cow::Borrowed(text);
+    }
+    current(Cow::Borrowed(text), |dye| Cow::Owned(text.chars().map(|c| dye.plain_char(c)).collect()))
+}
+
+/// Dyes text that was computed from user text.
+pub fn redye(text: String) -> String {
+    current(None, |dye| dye.dye(&text, Depth::Full).ok()).unwrap_or(text)
+}

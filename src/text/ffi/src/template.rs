@@ -1,0 +1,379 @@
+//! Chat templates (Jinja2 as Hugging Face runs it) through the crate minijinja, rendered so that user text and template
+//! text can be told apart (dye.rs).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
+use serde_json::Value as Json;
+
+use crate::Fault;
+use crate::dye::{Depth, Dye, plain, with_dye};
+use crate::python;
+
+const NAME: &str = "chat template";
+
+pub struct Template {
+    environment: Environment<'static>,
+    constants: Json,
+    source: String,
+}
+
+pub struct Rendered {
+    pub text: String,
+    /// (end in `text`, is template text)
+    pub segments: Vec<(usize, bool)>,
+    pub reply_start: usize,
+}
+
+/// Marks errors that the template itself raised: their text is the template author's.
+#[derive(Debug)]
+struct Raised;
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("raised by the template")
+    }
+}
+impl std::error::Error for Raised {}
+
+impl Template {
+    pub fn compile(source: &str, constants: &str) -> Result<Self, Fault> {
+        let constants: Json =
+            serde_json::from_str(constants).map_err(|error| Fault::Internal(format!("template constants: {error}")))?;
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| Fault::Internal(error.to_string()))?);
+        environment.set_unknown_method_callback(python::method);
+        environment.set_formatter(|out, state, value| match python::scalar_text(value) {
+            Some(text) => escape_formatter(out, state, &text.into()),
+            None => escape_formatter(out, state, value),
+        });
+        add_functions(&mut environment);
+        add_filters(&mut environment);
+        environment.add_template_owned(NAME, visible_containment(source)).map_err(|error| {
+            let line = error.line().unwrap_or(0);
+            Fault::Input(format!("line {line}: {}", error.detail().unwrap_or(&error.kind().to_string())))
+        })?;
+        Ok(Template { environment, constants, source: source.to_string() })
+    }
+
+    pub fn render_plain(&self, input: &str) -> Result<String, Fault> {
+        self.run(self.context(&parse(input)?, None, true)?)
+    }
+
+    pub fn render(&self, input: &str) -> Result<Rendered, Fault> {
+        let input = parse(input)?;
+        let text = self.run(self.context(&input, None, true)?)?;
+        let without_reply = self.run(self.context(&input, None, false)?).unwrap_or_default();
+        for depth in [Depth::Full, Depth::Brackets] {
+            if let Ok((dyed_text, segments)) = self.run_dyed(&input, depth, true) {
+                if dyed_text == text {
+                    return Ok(cut_at_reply(text, segments, &without_reply));
+                }
+            }
+        }
+        // The template looks at user text by means that do not see through the dye, and decides otherwise for dyed text.
+        // Safety first: it gets user text whose control tokens it cannot recognise.
+        let (text, segments) = self.run_dyed(&input, Depth::Brackets, true)?;
+        let without_reply = self.run_dyed(&input, Depth::Brackets, false).map(|(text, _)| text).unwrap_or_default();
+        Ok(cut_at_reply(text, segments, &without_reply))
+    }
+
+    fn run(&self, context: Value) -> Result<String, Fault> {
+        let template = self.environment.get_template(NAME).map_err(|error| Fault::Internal(error.to_string()))?;
+        template.render(context).map_err(|error| Fault::Input(describe(&error)))
+    }
+
+    fn run_dyed(&self, input: &Json, depth: Depth, reply: bool) -> Result<(String, Vec<(usize, bool)>), Fault> {
+        let mut strings = vec![self.source.as_str()];
+        collect_strings(input, &mut strings);
+        collect_strings(&self.constants, &mut strings);
+        let mut dye = Dye::new(strings.into_iter());
+        let context = self.context(input, Some((&mut dye, depth)), reply)?;
+        let (dyed_text, dye) = with_dye(dye, || self.run(context));
+        Ok(dye.strip(&dyed_text?))
+    }
+
+    fn context(&self, input: &Json, mut dye: Option<(&mut Dye, Depth)>, reply: bool) -> Result<Value, Fault> {
+        let mut pairs: Vec<(String, Value)> = Vec::new();
+        for (name, value) in members(&self.constants) {
+            pairs.push((name.clone(), convert(value, &mut None, Place::Constant)?));
+        }
+        for (name, value) in members(&input["variables"]) {
+            pairs.push((name.clone(), convert(value, &mut dye, Place::Variable)?));
+        }
+        let has_tools = input["tools"].as_array().is_some_and(|tools| !tools.is_empty());
+        let tools = if has_tools { convert(&input["tools"], &mut dye, Place::Conversation)? } else { Value::from(()) };
+        pairs.push(("messages".into(), convert(&input["messages"], &mut dye, Place::Conversation)?));
+        pairs.push(("tools".into(), tools));
+        pairs.push(("add_generation_prompt".into(), reply.into()));
+        Ok(Value::from_pairs(pairs))
+    }
+}
+
+fn parse(input: &str) -> Result<Json, Fault> {
+    serde_json::from_str(input).map_err(|error| Fault::Input(error.to_string()))
+}
+
+fn members(object: &Json) -> impl Iterator<Item = (&String, &Json)> {
+    object.as_object().into_iter().flatten()
+}
+
+fn collect_strings<'a>(value: &'a Json, strings: &mut Vec<&'a str>) {
+    match value {
+        Json::String(text) => strings.push(text),
+        Json::Array(items) => items.iter().for_each(|item| collect_strings(item, strings)),
+        Json::Object(object) => object.iter().for_each(|(key, item)| {
+            strings.push(key);
+            collect_strings(item, strings);
+        }),
+        _ => {}
+    }
+}
+
+/// Where a value stands, which decides how its strings are dyed.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Constant,
+    /// A template variable: the template compares it with its own words.
+    Variable,
+    /// messages and tools; member names are the template's vocabulary.
+    Conversation,
+    /// Within `arguments`, `properties` and the like, where member names are user text too.
+    UserNames,
+}
+
+fn convert(value: &Json, dye: &mut Option<(&mut Dye, Depth)>, place: Place) -> Result<Value, Fault> {
+    Ok(match value {
+        Json::Null => Value::from(()),
+        Json::Bool(flag) => Value::from(*flag),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::from(number),
+            (_, Some(number)) => Value::from(number),
+            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(dyed(text, dye, place)?),
+        Json::Array(items) => {
+            Value::from(items.iter().map(|item| convert(item, dye, place)).collect::<Result<Vec<_>, _>>()?)
+        }
+        Json::Object(object) => {
+            let mut pairs = Vec::with_capacity(object.len());
+            for (key, item) in object {
+                let inner = match (place, key.as_str()) {
+                    (Place::Conversation, "role" | "type") => Place::Variable,
+                    (Place::Conversation, "arguments" | "properties" | "$defs" | "definitions") => Place::UserNames,
+                    _ => place,
+                };
+                let name = if place == Place::UserNames { dyed(key, dye, place)? } else { key.clone() };
+                pairs.push((name, convert(item, dye, inner)?));
+            }
+            Value::from_pairs(pairs)
+        }
+    })
+}
+
+fn dyed(text: &str, dye: &mut Option<(&mut Dye, Depth)>, place: Place) -> Result<String, Fault> {
+    match dye {
+        Some((dye, depth)) if place != Place::Constant => {
+            dye.dye(text, if place == Place::Variable { Depth::Brackets } else { *depth })
+        }
+        _ => Ok(text.to_string()),
+    }
+}
+
+/// The generation prompt is what asking for it adds at the end.
+fn cut_at_reply(text: String, segments: Vec<(usize, bool)>, without_reply: &str) -> Rendered {
+    let common = text.bytes().zip(without_reply.bytes()).take_while(|(a, b)| a == b).count();
+    let reply_start = (0..=common).rev().find(|&offset| text.is_char_boundary(offset)).unwrap_or(0);
+    let mut cut = Vec::with_capacity(segments.len() + 1);
+    let mut begin = 0;
+    for (end, control) in segments {
+        if begin < reply_start && reply_start < end {
+            cut.push((reply_start, control));
+        }
+        cut.push((end, control));
+        begin = end;
+    }
+    Rendered { text, segments: cut, reply_start }
+}
+
+fn describe(error: &Error) -> String {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        let next = current.source();
+        if next.is_some_and(|source| source.is::<Raised>()) {
+            let raised = current.downcast_ref::<Error>().and_then(Error::detail).unwrap_or_default();
+            return format!("the chat template refuses this conversation: {raised}");
+        }
+        cause = next;
+    }
+    // Details of the engine's own errors may quote values, and those are prompt text.
+    format!("the chat template failed at line {}: {}", error.line().unwrap_or(0), error.kind())
+}
+
+fn add_functions(environment: &mut Environment) {
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", |format: String| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        python::strftime(&format, now)
+    });
+    environment.add_function(CONTAINS, |container: &Value, item: &Value| python::contains(container, item));
+}
+
+fn add_filters(environment: &mut Environment) {
+    environment.add_filter("tojson", |value: &Value, indent: Option<usize>, kwargs: Kwargs| {
+        python::tojson(value, indent, kwargs)
+    });
+    environment.add_filter("trim", |state: &mut State, value: &Value, set: Option<String>| match value.as_str() {
+        Some(_) => python::method(state, value, "strip", &set.into_iter().map(Value::from).collect::<Vec<_>>()),
+        None => Ok(python::scalar_text(value).unwrap_or_else(|| value.to_string().trim().to_string()).into()),
+    });
+    environment.add_filter("string", |value: &Value| match value.as_str() {
+        Some(_) => value.clone(),
+        None => python::scalar_text(value).unwrap_or_else(|| value.to_string()).into(),
+    });
+    for name in ["upper", "lower", "title", "capitalize"] {
+        environment.add_filter(name, move |state: &mut State, value: &Value| python::method(state, value, name, &[]));
+    }
+    environment.add_filter("replace", |state: &mut State, value: &Value, from: Value, to: Value| {
+        python::method(state, value, "replace", &[from, to])
+    });
+    environment.add_filter("split", |state: &mut State, value: &Value, separator: Option<Value>, most: Option<i64>| {
+        let separator = separator.unwrap_or(Value::from(()));
+        python::method(state, value, "split", &[separator, most.unwrap_or(-1).into()])
+    });
+    environment.add_filter("int", |value: &Value, default: Option<i64>| {
+        let number = value.as_str().and_then(|text| plain(text).trim().parse::<i64>().ok());
+        number.or_else(|| f64::try_from(value.clone()).ok().map(|f| f as i64)).unwrap_or(default.unwrap_or(0))
+    });
+    for (name, method) in [("startingwith", "startswith"), ("endingwith", "endswith")] {
+        environment.add_test(name, move |state: &mut State, value: &Value, affix: Value| {
+            python::method(state, value, method, &[affix]).is_ok_and(|answer| answer.is_true())
+        });
+    }
+}
+
+fn raise_exception(state: &mut State, message: &Value) -> Result<Value, Error> {
+    let message = plain(&message.to_string()).into_owned();
+    match later_system_turn(state, &message) {
+        Some(turn) => Ok(turn),
+        None => Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised)),
+    }
+}
+
+/// The published templates of the family refuse a system message that is not the first; agents send such messages all
+/// the time. Instead of failing, it becomes a system turn in its place: moving it to the front would change the
+/// conversation's prefix and void its cache.
+fn later_system_turn(state: &mut State, refusal: &str) -> Option<Value> {
+    let refusal = refusal.to_lowercase();
+    if !refusal.contains("system message") || !(refusal.contains("beginning") || refusal.contains("first")) {
+        return None;
+    }
+    let message = state.lookup("message")?;
+    if message.get_attr("role").ok()?.as_str()? != "system" {
+        return None;
+    }
+    let content = match state.lookup("content") {
+        Some(content) if content.as_str().is_some() => content,
+        _ => message.get_attr("content").ok()?,
+    };
+    let content = python::strip(content.as_str()?, None, true, true);
+    Some(if content.is_empty() { "".into() } else { format!("<|im_start|>system\n{content}<|im_end|>\n").into() })
+}
+
+const CONTAINS: &str = "__contains";
+
+/// The operator `in` cannot be taught to look through the dye, a function can: `'<tag>' in name.attribute` becomes
+/// `__contains(name.attribute, '<tag>')`. Only that form is rewritten, with a bracket in the string and where the operand
+/// ends right after; everything else keeps the operator.
+fn visible_containment(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(begin) = ["{{", "{%"].iter().filter_map(|open| rest.find(open)).min() {
+        let close = if rest[begin..].starts_with("{{") { "}}" } else { "%}" };
+        let end = rest[begin..].find(close).map_or(rest.len(), |length| begin + length);
+        out.push_str(&rest[..begin]);
+        rewrite_tag(&rest[begin..end], &mut out);
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
+fn rewrite_tag(tag: &str, out: &mut String) {
+    let mut rest = tag;
+    while let Some(begin) = rest.find(['\'', '"']) {
+        let quote = rest[begin..].chars().next().unwrap_or('\'');
+        let Some(length) = string_length(&rest[begin..], quote) else { break };
+        let (literal, after) = rest[begin..].split_at(length);
+        out.push_str(&rest[..begin]);
+        match containment(literal, after) {
+            Some((rewritten, used)) => {
+                out.push_str(&rewritten);
+                rest = &after[used..];
+            }
+            None => {
+                out.push_str(literal);
+                rest = after;
+            }
+        }
+    }
+    out.push_str(rest);
+}
+
+/// Bytes of the string literal at the start of `text`, both quotes included.
+fn string_length(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    for (offset, c) in text.char_indices().skip(1) {
+        if c == quote && !escaped {
+            return Some(offset + 1);
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    None
+}
+
+fn containment(literal: &str, after: &str) -> Option<(String, usize)> {
+    if !literal.contains(['<', '>']) {
+        return None;
+    }
+    let word = |text: &str, word: &str| -> Option<usize> {
+        let trimmed = text.trim_start();
+        let skipped = text.len() - trimmed.len();
+        let found = skipped > 0 && trimmed.starts_with(word) && trimmed[word.len()..].starts_with(char::is_whitespace);
+        found.then_some(skipped + word.len())
+    };
+    let negated = word(after, "not");
+    let at = negated.unwrap_or(0);
+    let at = at + word(&after[at..], "in")?;
+    let operand = after[at..].trim_start();
+    let length = operand.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '.').unwrap_or(operand.len());
+    let follow = operand[length..].trim_start().trim_start_matches('-');
+    let ends = follow.is_empty() || follow.starts_with([')', ',', ']']);
+    let joined = ["and", "or", "else", "if"].iter().any(|joint| word(&operand[length..], joint).is_some());
+    if length == 0 || !(ends || joined) {
+        return None;
+    }
+    let not = if negated.is_some() { "not " } else { "" };
+    let used = after.len() - operand.len() + length;
+    Some((format!("({not}{CONTAINS}({}, {literal}))", &operand[..length]), used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containment_becomes_visible() {
+        let cases = [
+            ("{% if '</think>' in content %}", "{% if (__contains(content, '</think>')) %}"),
+            ("{%- if a and '<x>' not in m.content -%}", "{%- if a and (not __contains(m.content, '<x>')) -%}"),
+            ("{{ ('<a>' in b) or 'c' in d }}", "{{ ((__contains(b, '<a>'))) or 'c' in d }}"),
+            ("{{ '<a>' in b|trim }}", "{{ '<a>' in b|trim }}"),
+            ("{{ '<a>' in b[0] }} '<a>' in b", "{{ '<a>' in b[0] }} '<a>' in b"),
+        ];
+        for (source, rewritten) in cases {
+            assert_eq!(visible_containment(source), rewritten);
+        }
+    }
+}
