@@ -24,17 +24,15 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
   for (int row = 0; row < block.rows; ++row) {
     for (int group = first; group < last; ++group) {
       const float* values = x + row * stride + std::ptrdiff_t{64} * group;
-      Vec v[parts], largest = zero(), sum = zero();
+      Vec v[parts], largest = zero();
 #pragma GCC unroll 16
       for (int part = 0; part < parts; ++part) {
         v[part] = load(values + part * width);
         largest = max(largest, abs(v[part]));
-        sum = sum + v[part];
       }
       const std::ptrdiff_t at = std::ptrdiff_t{group} * block.rows + row;
       const float step = reduce_max(largest) / 127.0f;
       block.steps[at] = step;
-      block.sums[at] = reduce_add(sum);
       std::int8_t* codes = block.codes + at * 64;
       const Vec divisor = set(step);
 #pragma GCC unroll 16
@@ -42,6 +40,9 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
         const VecInt n = round_to_int(step > 0 ? v[part] / divisor : zero(), 127);
         store_int8(codes + part * width, n);
       }
+      int sum = 0;
+      for (int k = 0; k < 64; ++k) sum += codes[k];
+      block.sums[at] = step * static_cast<float>(sum);
     }
   }
 }

@@ -6,14 +6,14 @@
 
 namespace splash::ops {
 
-// Up to 64 rows of x quantised per group of 64 inputs, group-major, so that one step along K moves by one constant and
-// the rows of a register tile lie next to each other.
+// Up to 64 rows of x quantised per group of 64 inputs. The order of the cells (a row's group) belongs to the kernels:
+// by register tile, then group, then row of the tile.
 struct QuantisedBlock {
   int rows = 0;
   int groups = 0;
   std::int8_t* codes = nullptr;  // [groups][rows][64]
   float* steps = nullptr;        // [groups][rows]  a = max|x| / 127
-  float* sums = nullptr;         // [groups][rows]  X = sum of the unquantised x
+  float* sums = nullptr;         // [groups][rows]  X = a * sum of the codes
 };
 
 // Where 16 outputs of each row go: out[row * stride + column], column < columns.

@@ -30,7 +30,7 @@ Exact exact_q4(const Matrix& x, const pack::Weight& weight) {
         const float* values = x.values.data() + std::size_t(r) * x.cols + group * 64;
         float largest = 0;
         double total = 0, dot = 0;
-        for (int k = 0; k < 64; ++k) largest = std::max(largest, std::abs(values[k])), total += values[k];
+        for (int k = 0; k < 64; ++k) largest = std::max(largest, std::abs(values[k]));
         const float step = largest / 127.0f;
         const std::byte* tile = weight.data + n / 16 * weight.strip_bytes() + group * pack::tile_bytes;
         const double scale = to_float(reinterpret_cast<const bf16*>(tile + pack::tile_scales_offset)[n % 16]);
@@ -38,7 +38,9 @@ Exact exact_q4(const Matrix& x, const pack::Weight& weight) {
         for (int k = 0; k < 64; ++k) {
           const auto byte = static_cast<unsigned>(tile[k / 8 * 64 + n % 16 * 4 + k % 4]);
           const unsigned code = k % 8 < 4 ? byte & 15u : byte >> 4;
-          dot += code * (step > 0 ? std::nearbyint(values[k] / step) : 0.0);
+          const double rounded = step > 0 ? std::nearbyint(values[k] / step) : 0.0f;
+          dot += code * rounded;
+          total += step * rounded;
         }
         sum += scale * step * dot + bias * total;
         size += std::abs(scale * step * dot) + std::abs(bias) * 64 * largest;
