@@ -95,18 +95,20 @@ void print_geometry(const Package& package) {
   fmt::print("target  {} layers ({} gdn, {} attention), hidden {}, mlp {}, vocabulary {}{}\n", g.layers.size(),
              std::ssize(g.layers) - attention, attention, g.hidden_size, g.intermediate_size, g.vocab_size,
              g.tied_head ? ", tied head" : "");
-  fmt::print("        attention {} query and {} kv heads of {} ({} rotary, theta {:g}); gdn {} key and {} value heads "
-             "of {} and {}, conv {}\n",
-             g.query_heads, g.kv_heads, g.head_dim, g.rotary_dim, g.rope_theta, g.key_heads, g.value_heads, g.key_dim,
-             g.value_dim, g.conv_kernel);
+  fmt::print(
+      "        attention {} query and {} kv heads of {} ({} rotary, theta {:g}); gdn {} key and {} value heads "
+      "of {} and {}, conv {}\n",
+      g.query_heads, g.kv_heads, g.head_dim, g.rotary_dim, g.rope_theta, g.key_heads, g.value_heads, g.key_dim,
+      g.value_dim, g.conv_kernel);
   const pack::DraftGeometry* draft = package.draft();
   if (draft == nullptr) {
     fmt::print("draft   none: the model decodes one token per step\n");
     return;
   }
-  fmt::print("draft   {} layers, mlp {}, {} query and {} kv heads of {}, window {}, block {}, {} taps, rank {}, top {}\n",
-             draft->layers, draft->intermediate_size, draft->query_heads, draft->kv_heads, draft->head_dim,
-             draft->windows[0], draft->block_size, draft->taps.size(), draft->selector_rank, draft->selector_top_k);
+  fmt::print(
+      "draft   {} layers, mlp {}, {} query and {} kv heads of {}, window {}, block {}, {} taps, rank {}, top {}\n",
+      draft->layers, draft->intermediate_size, draft->query_heads, draft->kv_heads, draft->head_dim, draft->windows[0],
+      draft->block_size, draft->taps.size(), draft->selector_rank, draft->selector_top_k);
 }
 
 void print_info(const Package& package) {
@@ -119,11 +121,14 @@ void print_info(const Package& package) {
   }
   fmt::print("  {:25} {}\n\n", "total", gigabytes(sum));
   const pack::StepBytes step = pack::step_bytes(package);
-  const std::pair<const char*, std::int64_t> lines[] = {
-      {"target layers", step.target},      {"head, verify", step.head},
-      {"draft layers", step.draft},        {"draft context keys, values", step.draft_context},
-      {"head, draft", step.draft_head},    {"gdn state, read and write", step.gdn_state},
-      {"one step, empty context", step.total(0)}, {"per token of context", step.kv_per_token}};
+  const std::pair<const char*, std::int64_t> lines[] = {{"target layers", step.target},
+                                                        {"head, verify", step.head},
+                                                        {"draft layers", step.draft},
+                                                        {"draft context keys, values", step.draft_context},
+                                                        {"head, draft", step.draft_head},
+                                                        {"gdn state, read and write", step.gdn_state},
+                                                        {"one step, empty context", step.total(0)},
+                                                        {"per token of context", step.kv_per_token}};
   fmt::print("bytes of one step\n");
   for (const auto& [name, bytes] : lines) fmt::print("  {:28} {}\n", name, gigabytes(bytes));
 }
@@ -218,10 +223,9 @@ Status run_verify(const Arguments& arguments) {
 }
 
 Status run_synth(const Arguments& arguments) {
-  SPLASH_TRY_STATUS(pack::synth_pack(arguments.destination, {.geometry = arguments.geometry,
-                                                             .layers = arguments.layers,
-                                                             .show_progress = true,
-                                                             .stop = &stop_requested}));
+  SPLASH_TRY_STATUS(pack::synth_pack(
+      arguments.destination,
+      {.geometry = arguments.geometry, .layers = arguments.layers, .show_progress = true, .stop = &stop_requested}));
   fmt::print("{} is ready: splash info {}\n", arguments.destination, arguments.destination);
   return {};
 }
@@ -248,7 +252,8 @@ void add_source_options(CLI::App& command, Arguments& arguments) {
 
 void add_pack_verbs(CLI::App& app, int& exit_code) {
   const auto packing = std::make_shared<Arguments>();
-  CLI::App* command = add_verb(app, exit_code, "pack", "turn a Hugging Face or MLX folder into a pack", packing, run_pack);
+  CLI::App* command =
+      add_verb(app, exit_code, "pack", "turn a Hugging Face or MLX folder into a pack", packing, run_pack);
   command->add_option("SRC", packing->source, "folder with config.json and safetensors")->required();
   command->add_option("DST", packing->destination, "folder of the pack")->required();
   add_source_options(*command, *packing);
@@ -265,7 +270,8 @@ void add_pack_verbs(CLI::App& app, int& exit_code) {
   add_source_options(*command, *verifying);
 
   const auto synth = std::make_shared<Arguments>();
-  command = add_verb(app, exit_code, "synth", "write a random pack of true shapes, for measuring speed", synth, run_synth);
+  command =
+      add_verb(app, exit_code, "synth", "write a random pack of true shapes, for measuring speed", synth, run_synth);
   command->add_option("--geometry", synth->geometry, "27b, 9b, 4b, 2b or 0.8b")->required();
   command->add_option("--layers", synth->layers, "only the first so many layers")->check(CLI::PositiveNumber);
   command->add_option("DST", synth->destination, "folder of the pack")->required();

@@ -15,10 +15,17 @@ constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::size_t most_index_bytes = 64u << 20;
 
 // Everything that the text half reads: the tokenizer, the chat template and the ids that end a reply.
-constexpr std::array tokenizer_names{"added_tokens.json",        "chat_template.jinja", "chat_template.json",
-                                     "config.json",              "generation_config.json", "merges.txt",
-                                     "preprocessor_config.json", "special_tokens_map.json", "tokenizer.json",
-                                     "tokenizer_config.json",    "vocab.json"};
+constexpr std::array tokenizer_names{"added_tokens.json",
+                                     "chat_template.jinja",
+                                     "chat_template.json",
+                                     "config.json",
+                                     "generation_config.json",
+                                     "merges.txt",
+                                     "preprocessor_config.json",
+                                     "special_tokens_map.json",
+                                     "tokenizer.json",
+                                     "tokenizer_config.json",
+                                     "vocab.json"};
 
 Result<std::map<std::string, std::string>> read_index(const std::filesystem::path& folder) {
   const std::string file = (folder / index_name).string();
@@ -50,8 +57,7 @@ Result<std::string> single_file(const std::filesystem::path& folder) {
   }
   if (found.size() == 1) return found[0];
   return fail_parameter(ErrorKind::not_found, folder.string(), "{}: expected {} or one model.safetensors, found {}",
-                        folder.string(), index_name,
-                        found.empty() ? "no weights" : "several files without an index");
+                        folder.string(), index_name, found.empty() ? "no weights" : "several files without an index");
 }
 
 Result<std::vector<std::string>> shard_names(const std::filesystem::path& folder) {
@@ -70,11 +76,13 @@ Result<std::vector<std::string>> shard_names(const std::filesystem::path& folder
 
 std::string section_name_of(std::string_view tensor) {
   for (const std::string_view part : {"mtp.", "visual.", "vision_tower.", "vision_model."}) {
-    for (const std::string_view before : {"", "model.", "language_model.", "model.language_model.", "language_model.model."}) {
+    for (const std::string_view before :
+         {"", "model.", "language_model.", "model.language_model.", "language_model.model."}) {
       if (tensor.starts_with(before) && tensor.substr(before.size()).starts_with(part)) return {};
     }
   }
-  for (const std::string_view prefix : {"language_model.model.", "model.language_model.", "model.", "language_model."}) {
+  for (const std::string_view prefix :
+       {"language_model.model.", "model.language_model.", "model.", "language_model."}) {
     if (tensor.starts_with(prefix)) return std::string(tensor.substr(prefix.size()));
   }
   return std::string(tensor);
@@ -133,8 +141,8 @@ const SourceTensor* Checkpoint::find(std::string_view name) const {
 
 std::vector<std::string> tokenizer_files(const std::filesystem::path& folder) {
   std::error_code code;
-  const bool tokenizer = std::filesystem::exists(folder / "tokenizer.json", code) ||
-                         std::filesystem::exists(folder / "vocab.json", code);
+  const bool tokenizer =
+      std::filesystem::exists(folder / "tokenizer.json", code) || std::filesystem::exists(folder / "vocab.json", code);
   std::vector<std::string> files;
   if (!tokenizer) return files;
   for (const char* name : tokenizer_names) {

@@ -30,7 +30,9 @@ Status check_arithmetic(const JsonNode& text) {
   SPLASH_TRY_STATUS(demand_bool(text, "attention_bias", false));
   SPLASH_TRY_STATUS(demand_bool(text, "attn_output_gate", true));
   SPLASH_TRY_STATUS(demand_text(text, "output_gate_type", "swish"));
-  for (const char* key : {"num_experts", "num_local_experts", "moe_intermediate_size"}) {
+  for (const char* key : {"num_experts", "num_local_experts"}) {  // dense exports may say 0
+    const auto experts = text.find(key);
+    if (experts && experts->integer(0, 0)) continue;
     SPLASH_TRY_STATUS(refuse_if_present(text, key, "a mixture of experts"));
   }
   return {};
@@ -56,7 +58,8 @@ Result<std::vector<Mixer>> parse_layers(const JsonNode& text) {
     layers.push_back(type == "full_attention" ? Mixer::attention : Mixer::gdn);
   }
   if (std::ssize(layers) != count) {
-    return fail(ErrorKind::corrupt, "{}: {} entries, but num_hidden_layers is {}", types->place(), layers.size(), count);
+    return fail(ErrorKind::corrupt, "{}: {} entries, but num_hidden_layers is {}", types->place(), layers.size(),
+                count);
   }
   return layers;
 }

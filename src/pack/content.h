@@ -34,9 +34,9 @@ SectionContent matrix_content(const SectionShape& shape, Format format);  // wit
 struct PackContent {
   Manifest manifest;  // without files and sections, and without the full hashes of the source's files
   std::vector<SectionContent> sections;
-  std::filesystem::path target_folder;               // empty: no source
+  std::filesystem::path target_folder;  // empty: no source
   std::filesystem::path draft_folder;
-  std::vector<std::string> tokenizer_files;          // copied from target_folder
+  std::vector<std::string> tokenizer_files;  // copied from target_folder
 };
 
 }  // namespace splash::pack

@@ -40,7 +40,8 @@ class OpenFile {
 bool hash_range(int file, std::int64_t offset, std::int64_t bytes, Sha256& hash) {
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(bytes, head_bytes)));
   while (bytes > 0) {
-    const ssize_t count = ::pread(file, buffer.data(), std::min(buffer.size(), static_cast<std::size_t>(bytes)), offset);
+    const ssize_t count =
+        ::pread(file, buffer.data(), std::min(buffer.size(), static_cast<std::size_t>(bytes)), offset);
     if (count <= 0) return false;
     hash.add(std::span(buffer).first(static_cast<std::size_t>(count)));
     offset += count;
@@ -54,7 +55,7 @@ bool hash_range(int file, std::int64_t offset, std::int64_t bytes, Sha256& hash)
 Result<SourceFile> sample_file(const std::filesystem::path& folder, const std::string& relative) {
   const std::filesystem::path path = folder / relative;
   const OpenFile file(path);
-  struct stat facts{};
+  struct stat facts {};
   if (file.get() < 0 || ::fstat(file.get(), &facts) != 0) return cannot_read(path);
   SourceFile result{.path = relative, .size = facts.st_size};
   result.modified_ns = facts.st_mtim.tv_sec * std::int64_t{1'000'000'000} + facts.st_mtim.tv_nsec;

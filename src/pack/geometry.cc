@@ -53,11 +53,11 @@ Status check_geometry(const TargetGeometry& g, std::string_view place) {
                                   {"conv_kernel", g.conv_kernel, 2, 16},
                                   {"max_positions", g.max_positions, 1, most_positions}},
                                  place));
-  SPLASH_TRY_STATUS(check_bounds({{"width of the queries", std::int64_t{g.query_heads} * g.head_dim, 1, most_width},
-                                  {"width of the conv", std::int64_t{2} * g.key_heads * g.key_dim +
-                                                            std::int64_t{g.value_heads} * g.value_dim,
-                                   1, most_width}},
-                                 place));
+  SPLASH_TRY_STATUS(check_bounds(
+      {{"width of the queries", std::int64_t{g.query_heads} * g.head_dim, 1, most_width},
+       {"width of the conv", std::int64_t{2} * g.key_heads * g.key_dim + std::int64_t{g.value_heads} * g.value_dim, 1,
+        most_width}},
+      place));
   SPLASH_TRY_STATUS(check_real("rope_theta", g.rope_theta, 1, 1e12, place));
   SPLASH_TRY_STATUS(check_real("rms_eps", g.rms_eps, 0, 1, place));
   SPLASH_TRY_STATUS(check_multiple("query_heads", g.query_heads, "kv_heads", g.kv_heads, place));

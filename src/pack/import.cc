@@ -88,9 +88,10 @@ Status note_rounded(const std::vector<SectionContent>& contents, const Checkpoin
     }
   }
   if (!rounded.empty()) {
-    log::info("{} matrices that this 4-bit source keeps wider were rounded to 4 bits ({}, ...); --weights source keeps "
-              "them",
-              rounded.size(), rounded.front());
+    log::info(
+        "{} matrices that this 4-bit source keeps wider were rounded to 4 bits ({}, ...); --weights source keeps "
+        "them",
+        rounded.size(), rounded.front());
   }
   return {};
 }

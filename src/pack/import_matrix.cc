@@ -188,13 +188,19 @@ bool fits_tiles(const MlxMatrix& matrix) {
          fits_bf16(*matrix.biases.view);
 }
 
+void release_strips(const MlxMatrix& matrix, std::int64_t first, std::int64_t count, int rows) {
+  for (const SourceTensor* tensor : {&matrix.weight, &matrix.scales, &matrix.biases}) {
+    release_rows(*tensor->view, first * strip_rows, count * strip_rows, rows);
+  }
+}
+
 Status move_codes(const MlxMatrix& matrix, const SectionContent& content, std::int64_t first, std::int64_t count,
                   std::byte* out) {
   const FloatReader scales(*matrix.scales.view), biases(*matrix.biases.view);
   const std::byte* codes = matrix.weight.view->data.data();
   bool finite = true;
-  for (std::int64_t row = first * strip_rows; row < std::min<std::int64_t>((first + count) * strip_rows, content.shape.rows);
-       ++row) {
+  for (std::int64_t row = first * strip_rows;
+       row < std::min<std::int64_t>((first + count) * strip_rows, content.shape.rows); ++row) {
     std::byte* strip = out + (row / strip_rows - first) * content.unit_bytes;
     const int in_strip = static_cast<int>(row % strip_rows);
     for (int tile = 0; tile < matrix.cols / tile_cols; ++tile) {
@@ -213,7 +219,7 @@ Status move_codes(const MlxMatrix& matrix, const SectionContent& content, std::i
       std::memcpy(to + tile_biases_offset + in_strip * 2, &bias_bits, 2);
     }
   }
-  release_rows(*matrix.weight.view, first * strip_rows, count * strip_rows, content.shape.rows);
+  release_strips(matrix, first, count, content.shape.rows);
   if (!finite) return not_finite(matrix.scales);
   return {};
 }
@@ -236,13 +242,13 @@ void read_row_codes(const MlxMatrix& matrix, std::int64_t row, std::span<float> 
 }
 
 // Widths and scales that a tile cannot hold: the values themselves, scale * code + bias in float32.
-Status fill_dequantised(const MlxMatrix& matrix, const SectionContent& content, std::int64_t first,
-                        std::int64_t count, std::byte* out) {
+Status fill_dequantised(const MlxMatrix& matrix, const SectionContent& content, std::int64_t first, std::int64_t count,
+                        std::byte* out) {
   const FloatReader scales(*matrix.scales.view), biases(*matrix.biases.view);
   std::vector<float> values(static_cast<std::size_t>(matrix.cols));
   bool finite = true;
-  for (std::int64_t row = first * strip_rows; row < std::min<std::int64_t>((first + count) * strip_rows, content.shape.rows);
-       ++row) {
+  for (std::int64_t row = first * strip_rows;
+       row < std::min<std::int64_t>((first + count) * strip_rows, content.shape.rows); ++row) {
     read_row_codes(matrix, row, values);
     for (int col = 0; col < matrix.cols; ++col) {
       const std::int64_t group = row * matrix.groups() + col / matrix.bits.group_size;
@@ -252,7 +258,7 @@ Status fill_dequantised(const MlxMatrix& matrix, const SectionContent& content, 
     finite &= put_values(out + (row / strip_rows - first) * content.unit_bytes, Format::f32,
                          static_cast<int>(row % strip_rows), 0, values);
   }
-  release_rows(*matrix.weight.view, first * strip_rows, count * strip_rows, content.shape.rows);
+  release_strips(matrix, first, count, content.shape.rows);
   if (!finite) return not_finite(matrix.scales);
   return {};
 }

@@ -1,4 +1,5 @@
-// JSON read with suspicion: size, depth and duplicate keys are checked, and an error names the file and the place in it.
+// JSON read with suspicion: size, depth and duplicate keys are checked, and an error names the file and the place in
+// it.
 #pragma once
 
 #include <boost/json/serialize.hpp>

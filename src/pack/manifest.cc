@@ -23,23 +23,12 @@ json::array ints(const std::vector<int>& values) {
 json::object geometry_json(const TargetGeometry& g) {
   json::array layers;
   for (const Mixer mixer : g.layers) layers.emplace_back(mixer == Mixer::gdn ? "gdn" : "attention");
-  return {{"vocab_size", g.vocab_size},
-          {"hidden_size", g.hidden_size},
-          {"intermediate_size", g.intermediate_size},
-          {"layers", std::move(layers)},
-          {"query_heads", g.query_heads},
-          {"kv_heads", g.kv_heads},
-          {"head_dim", g.head_dim},
-          {"rotary_dim", g.rotary_dim},
-          {"rope_theta", g.rope_theta},
-          {"key_heads", g.key_heads},
-          {"value_heads", g.value_heads},
-          {"key_dim", g.key_dim},
-          {"value_dim", g.value_dim},
-          {"conv_kernel", g.conv_kernel},
-          {"rms_eps", g.rms_eps},
-          {"tied_head", g.tied_head},
-          {"max_positions", g.max_positions}};
+  return {{"vocab_size", g.vocab_size},  {"hidden_size", g.hidden_size},    {"intermediate_size", g.intermediate_size},
+          {"layers", std::move(layers)}, {"query_heads", g.query_heads},    {"kv_heads", g.kv_heads},
+          {"head_dim", g.head_dim},      {"rotary_dim", g.rotary_dim},      {"rope_theta", g.rope_theta},
+          {"key_heads", g.key_heads},    {"value_heads", g.value_heads},    {"key_dim", g.key_dim},
+          {"value_dim", g.value_dim},    {"conv_kernel", g.conv_kernel},    {"rms_eps", g.rms_eps},
+          {"tied_head", g.tied_head},    {"max_positions", g.max_positions}};
 }
 
 json::object geometry_json(const DraftGeometry& g) {
@@ -79,28 +68,36 @@ class Fields {
   explicit Fields(const JsonNode& node) : node_(node) {}
 
   void read(std::string_view key, int& out, int least = 0) {
-    take(key, [&](const JsonNode& value) { return value.integer(least, 1 << 30); }, out);
+    take(
+        key, [&](const JsonNode& value) { return value.integer(least, 1 << 30); }, out);
   }
   void read(std::string_view key, std::int64_t& out) {
-    take(key, [](const JsonNode& value) { return value.integer(0, std::int64_t{1} << 62); }, out);
+    take(
+        key, [](const JsonNode& value) { return value.integer(0, std::int64_t{1} << 62); }, out);
   }
   void read(std::string_view key, double& out) {
-    take(key, [](const JsonNode& value) { return value.number(0, 1e12); }, out);
+    take(
+        key, [](const JsonNode& value) { return value.number(0, 1e12); }, out);
   }
   void read(std::string_view key, float& out) {
-    take(key, [](const JsonNode& value) { return value.number(0, 1e12); }, out);
+    take(
+        key, [](const JsonNode& value) { return value.number(0, 1e12); }, out);
   }
   void read(std::string_view key, bool& out) {
-    take(key, [](const JsonNode& value) { return value.boolean(); }, out);
+    take(
+        key, [](const JsonNode& value) { return value.boolean(); }, out);
   }
   void read(std::string_view key, std::string& out) {
-    take(key, [](const JsonNode& value) { return value.text(); }, out);
+    take(
+        key, [](const JsonNode& value) { return value.text(); }, out);
   }
   void read(std::string_view key, std::vector<int>& out) {
-    take(key, [](const JsonNode& value) { return read_ints(value); }, out);
+    take(
+        key, [](const JsonNode& value) { return read_ints(value); }, out);
   }
   void read(std::string_view key, std::vector<Mixer>& out) {
-    take(key, [](const JsonNode& value) { return read_mixers(value); }, out);
+    take(
+        key, [](const JsonNode& value) { return read_mixers(value); }, out);
   }
   const Status& status() const { return status_; }
 
@@ -193,9 +190,8 @@ Result<DraftGeometry> parse_draft(const JsonNode& node) {
 }
 
 Status check_hash(std::string_view hash, const JsonNode& node) {
-  const bool hex = std::all_of(hash.begin(), hash.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-  });
+  const bool hex =
+      std::all_of(hash.begin(), hash.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
   if (hash.size() == 64 && hex) return {};
   return fail(ErrorKind::corrupt, "{}: not a SHA-256 in lower-case hex", node.place());
 }
@@ -217,6 +213,8 @@ Result<Provenance> parse_provenance(const JsonNode& node) {
     entry.read("sample_sha256", file.sample_sha256);
     entry.read("sha256", file.sha256);
     SPLASH_TRY_STATUS(entry.status());
+    SPLASH_TRY_STATUS(check_hash(file.sample_sha256, item));
+    SPLASH_TRY_STATUS(check_hash(file.sha256, item));
     provenance.files.push_back(std::move(file));
   }
   return provenance;
@@ -383,8 +381,12 @@ Result<Manifest> read_manifest(const JsonNode& root, std::string_view file) {
 // One entry of a list per line: a manifest is read by people too.
 std::string array_text(const std::vector<json::object>& entries) {
   std::string text = "[";
-  for (const json::object& entry : entries) text += (text.size() > 1 ? ",\n  " : "\n  ") + json::serialize(entry);
-  return text + "\n ]";
+  for (const json::object& entry : entries) {
+    text += text.size() > 1 ? ",\n  " : "\n  ";
+    text += json::serialize(entry);
+  }
+  text += "\n ]";
+  return text;
 }
 
 }  // namespace

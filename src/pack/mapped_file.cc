@@ -18,7 +18,7 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
     const auto kind = errno == ENOENT ? ErrorKind::not_found : ErrorKind::io;
     return fail_parameter(kind, path.string(), "{}: cannot open: {}", path.string(), std::strerror(errno));
   }
-  struct stat facts{};
+  struct stat facts {};
   MappedFile mapped;
   void* data = nullptr;
   int error = 0;

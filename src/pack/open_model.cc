@@ -143,8 +143,10 @@ Result<std::shared_ptr<const Package>> open_model(const fs::path& path, const Pa
   const std::string shown = path.string();
   std::error_code code;
   if (!fs::is_directory(path, code)) {
-    return fail_parameter(ErrorKind::not_found, shown, "{}: no such folder; a model is a pack, a Hugging Face folder or "
-                          "an MLX folder", shown);
+    return fail_parameter(ErrorKind::not_found, shown,
+                          "{}: no such folder; a model is a pack, a Hugging Face folder or "
+                          "an MLX folder",
+                          shown);
   }
   if (fs::exists(path / manifest_name, code)) {
     if (!options.draft) return Package::open(path);

@@ -98,14 +98,14 @@ inline OwnedTensor* find_tensor(std::vector<OwnedTensor>& tensors, std::string_v
 }
 
 // EXPECT_OK(status or result)
-#define EXPECT_OK(expression)                                           \
-  do {                                                                  \
-    const auto& expect_ok = (expression);                               \
+#define EXPECT_OK(expression)                                               \
+  do {                                                                      \
+    const auto& expect_ok = (expression);                                   \
     EXPECT_TRUE(expect_ok) << (expect_ok ? "" : expect_ok.error().message); \
   } while (false)
-#define ASSERT_OK(expression)                                           \
-  do {                                                                  \
-    const auto& assert_ok = (expression);                               \
+#define ASSERT_OK(expression)                                               \
+  do {                                                                      \
+    const auto& assert_ok = (expression);                                   \
     ASSERT_TRUE(assert_ok) << (assert_ok ? "" : assert_ok.error().message); \
   } while (false)
 

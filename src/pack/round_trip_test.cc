@@ -4,8 +4,8 @@
 
 #include "base/bf16.h"
 #include "pack/config.h"
-#include "pack/package.h"
 #include "pack/pack_testing.h"
+#include "pack/package.h"
 #include "pack/sections.h"
 #include "pack/strips.h"
 
@@ -68,8 +68,8 @@ void expect_matrix(const Weight& weight, const std::vector<float>& wanted, const
 }
 
 bool zero_centred(const std::string& name) {
-  return name == "norm" || name.find("layernorm") != std::string::npos || name.find("self_attn.q_norm") != std::string::npos ||
-         name.find("self_attn.k_norm") != std::string::npos;
+  return name == "norm" || name.find("layernorm") != std::string::npos ||
+         name.find("self_attn.q_norm") != std::string::npos || name.find("self_attn.k_norm") != std::string::npos;
 }
 
 void expect_target(const Package& package, const std::string& fixture_name, const std::string& prefix, bool mlx,
@@ -91,8 +91,8 @@ void expect_target(const Package& package, const std::string& fixture_name, cons
     }
     const Weight weight = package.weight(Component::target, shape.name);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(weight.data) % 4096, 0u);
-    std::vector<float> wanted = mlx ? mlx_values(*file, full, shape.rows, shape.cols)
-                                    : values_of(*file->find(full + ".weight"));
+    std::vector<float> wanted =
+        mlx ? mlx_values(*file, full, shape.rows, shape.cols) : values_of(*file->find(full + ".weight"));
     EXPECT_EQ(weight.format, mlx || choice == WeightChoice::q4 ? Format::q4 : Format::bf16);
     if (!mlx && choice == WeightChoice::q4) wanted = rounded(wanted);
     expect_matrix(weight, wanted, shape.name);

@@ -164,9 +164,9 @@ Status write_safetensors(const std::filesystem::path& path, std::span<const Outp
     for (const std::int64_t extent : tensor.shape) elements *= extent;
     SPLASH_CHECK(elements * dtype_bytes(tensor.dtype) == static_cast<std::int64_t>(tensor.data.size()),
                  "tensor {} has {} bytes", tensor.name, tensor.data.size());
-    header += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", header.size() > 1 ? "," : "",
-                          quote_json(tensor.name), tensor.dtype, fmt::join(tensor.shape, ","), offset,
-                          offset + tensor.data.size());
+    header += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                          header.size() > 1 ? "," : "", quote_json(tensor.name), tensor.dtype,
+                          fmt::join(tensor.shape, ","), offset, offset + tensor.data.size());
     offset += tensor.data.size();
   }
   header += "}";

@@ -119,9 +119,12 @@ std::string_view component_name(Component component) { return component == Compo
 
 std::string_view format_name(Format format) {
   switch (format) {
-    case Format::q4: return "q4";
-    case Format::bf16: return "bf16";
-    case Format::f32: return "f32";
+    case Format::q4:
+      return "q4";
+    case Format::bf16:
+      return "bf16";
+    case Format::f32:
+      return "f32";
   }
   SPLASH_CHECK(false, "unknown weight format");
 }

@@ -11,7 +11,8 @@ namespace {
 std::string golden_file() {
   const char* other = std::getenv("SPLASH_MLX_GOLDEN");  // a larger one made by hand
   const char* source = std::getenv("SPLASH_SOURCE");
-  return other != nullptr ? other : std::string(source != nullptr ? source : ".") + "/src/pack/testdata/mlx_golden.safetensors";
+  return other != nullptr ? other
+                          : std::string(source != nullptr ? source : ".") + "/src/pack/testdata/mlx_golden.safetensors";
 }
 
 std::uint16_t half_at(const TensorView& tensor, std::size_t index) {
@@ -36,7 +37,9 @@ TEST(Quantiser, EqualsMlxBitForBit) {
     Q4Group group;
     ASSERT_TRUE(quantise_group(values, group));
     // Zero is the one place where two spellings of the same number differ: -0 and 0 are both taken.
-    const auto same = [](bf16 ours, std::uint16_t theirs) { return ours.bits == theirs || ((ours.bits | theirs) & 0x7fff) == 0; };
+    const auto same = [](bf16 ours, std::uint16_t theirs) {
+      return ours.bits == theirs || ((ours.bits | theirs) & 0x7fff) == 0;
+    };
     ASSERT_TRUE(same(group.scale, half_at(*file->find("scales"), g))) << "scale of group " << g;
     ASSERT_TRUE(same(group.bias, half_at(*file->find("biases"), g))) << "bias of group " << g;
     for (std::size_t i = 0; i < tile_cols; ++i) {
@@ -80,7 +83,8 @@ TEST(Tile, GroupIsReadBackByDefinition) {
   const Weight weight{.format = Format::q4, .rows = 16, .cols = 64, .data = tile.data()};
   for (int row = 0; row < strip_rows; ++row) {
     for (int i = 0; i < tile_cols; ++i) {
-      const float wanted = static_cast<float>((i * 7 + row * 3) % 16) * 0.25f * static_cast<float>(row - 8) + static_cast<float>(row);
+      const float wanted =
+          static_cast<float>((i * 7 + row * 3) % 16) * 0.25f * static_cast<float>(row - 8) + static_cast<float>(row);
       EXPECT_EQ(weight_at(weight, row, i), wanted) << row << " " << i;
     }
   }
@@ -100,7 +104,9 @@ TEST(Strip, WideFormatsReadBack) {
     const Weight weight{.format = format, .rows = 16, .cols = cols, .data = strip.data()};
     for (int row = 0; row < strip_rows; ++row) {
       for (int k = 0; k < cols; ++k) {
-        EXPECT_EQ(weight_at(weight, row, k), to_float(format == Format::bf16 ? to_bf16(static_cast<float>(row * 100 + k)) : bf16{}) + (format == Format::f32 ? static_cast<float>(row * 100 + k) : 0.0f));
+        EXPECT_EQ(weight_at(weight, row, k),
+                  to_float(format == Format::bf16 ? to_bf16(static_cast<float>(row * 100 + k)) : bf16{}) +
+                      (format == Format::f32 ? static_cast<float>(row * 100 + k) : 0.0f));
       }
     }
   }

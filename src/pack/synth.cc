@@ -44,9 +44,7 @@ class Random {
     return result;
   }
   double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-  double normal() {
-    return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(2.0 * std::numbers::pi * uniform());
-  }
+  double normal() { return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(2.0 * std::numbers::pi * uniform()); }
 
  private:
   std::array<std::uint64_t, 4> state_{};
@@ -120,7 +118,7 @@ double vector_value(std::string_view name, int row, Random& random) {
   }
   if (name.ends_with("conv1d")) return 0.5 * random.normal();
   if (name.ends_with("base_kernel")) return (row % 2 == 0 ? 1.0 : 0.0) + 0.1 * random.normal();  // tap 0 is the slot
-  return 1.0 + 0.1 * random.normal();                                                           // gains of norms
+  return 1.0 + 0.1 * random.normal();                                                            // gains of norms
 }
 
 SectionContent vector_content(const SectionShape& shape, std::uint64_t seed) {
@@ -293,6 +291,10 @@ const std::vector<NamedGeometry>& named_geometries() {
 
 Status synth_pack(const std::filesystem::path& destination, const SynthOptions& options) {
   SPLASH_TRY(const NamedGeometry named, find_geometry(options));
+  return synth_pack(destination, named, options);
+}
+
+Status synth_pack(const std::filesystem::path& destination, const NamedGeometry& named, const SynthOptions& options) {
   PackContent content;
   content.manifest.name = "synthetic-" + named.name;
   content.manifest.target = named.target;
@@ -302,8 +304,7 @@ Status synth_pack(const std::filesystem::path& destination, const SynthOptions& 
   SynthContent synth;
   for (const SectionShape& shape : target_sections(named.target)) content.sections.push_back(synth.make(shape));
   for (const SectionShape& shape : draft_sections(named.draft)) content.sections.push_back(synth.make(shape));
-  return write_pack(std::move(content), destination,
-                    {.show_progress = options.show_progress, .stop = options.stop});
+  return write_pack(std::move(content), destination, {.show_progress = options.show_progress, .stop = options.stop});
 }
 
 }  // namespace splash::pack

@@ -29,5 +29,7 @@ struct SynthOptions {
 
 // No tokenizer folder: score, draft and bench work without one.
 Status synth_pack(const std::filesystem::path& destination, const SynthOptions& options);
+// The same for any shapes, for tests.
+Status synth_pack(const std::filesystem::path& destination, const NamedGeometry& named, const SynthOptions& options);
 
 }  // namespace splash::pack

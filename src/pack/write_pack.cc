@@ -28,6 +28,7 @@ namespace fs = std::filesystem;
 
 // What one thread makes at a time: large enough to write well, small enough that memory stays far below 1 GiB.
 constexpr std::int64_t batch_bytes = 8 << 20;
+constexpr int most_threads = 32;
 
 tl::unexpected<Error> cannot(std::string_view verb, const fs::path& path, int error) {
   return fail_parameter(ErrorKind::io, path.string(), "{}: cannot {}: {}", path.string(), verb, std::strerror(error));
@@ -76,11 +77,11 @@ class FileWriter {
 // One task of a worker: a file of sections, a copied file, or a file of the source to hash in full.
 struct Job {
   std::int64_t bytes = 0;
-  std::string path;                           // in the pack
+  std::string path;  // in the pack
   std::vector<const SectionContent*> sections;
   SourceFile* source = nullptr;
-  fs::path folder;                            // of a copied or hashed file
-  std::string copied;                         // name in `folder`
+  fs::path folder;     // of a copied or hashed file
+  std::string copied;  // name in `folder`
 };
 
 class PackWriter {
@@ -93,9 +94,11 @@ class PackWriter {
  private:
   void collect_jobs();
   void add_source_jobs(std::vector<SourceFile>& files, const fs::path& folder);
-  Status do_job(const Job& job, Progress& progress);
-  Status write_sections(const Job& job, Progress& progress);
-  Status write_section(const SectionContent& section, FileWriter& file, Progress& progress);
+  // `buffer` is the worker's own: one allocation for all its batches.
+  Status do_job(const Job& job, std::vector<std::byte>& buffer, Progress& progress);
+  Status write_sections(const Job& job, std::vector<std::byte>& buffer, Progress& progress);
+  Status write_section(const SectionContent& section, FileWriter& file, std::vector<std::byte>& buffer,
+                       Progress& progress);
   Status copy_file(const Job& job);
   Status write_manifest();
   bool stopped() const { return options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed); }
@@ -135,9 +138,9 @@ void PackWriter::collect_jobs() {
   std::stable_sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.bytes > b.bytes; });
 }
 
-Status PackWriter::write_section(const SectionContent& section, FileWriter& file, Progress& progress) {
+Status PackWriter::write_section(const SectionContent& section, FileWriter& file, std::vector<std::byte>& buffer,
+                                 Progress& progress) {
   const std::int64_t batch = std::max<std::int64_t>(1, batch_bytes / section.unit_bytes);
-  std::vector<std::byte> buffer;
   for (std::int64_t first = 0; first < section.units; first += batch) {
     if (stopped()) return stop_error();
     const std::int64_t count = std::min(batch, section.units - first);
@@ -149,7 +152,7 @@ Status PackWriter::write_section(const SectionContent& section, FileWriter& file
   return {};
 }
 
-Status PackWriter::write_sections(const Job& job, Progress& progress) {
+Status PackWriter::write_sections(const Job& job, std::vector<std::byte>& buffer, Progress& progress) {
   SPLASH_TRY(const auto file, FileWriter::create(partial_ / job.path));
   for (const SectionContent* section : job.sections) {
     SPLASH_TRY_STATUS(file->pad_to(section_alignment));
@@ -157,7 +160,7 @@ Status PackWriter::write_sections(const Job& job, Progress& progress) {
       const std::lock_guard lock(mutex_);
       offsets_[section] = file->size();
     }
-    SPLASH_TRY_STATUS(write_section(*section, *file, progress));
+    SPLASH_TRY_STATUS(write_section(*section, *file, buffer, progress));
   }
   SPLASH_TRY_STATUS(file->pad_to(section_alignment));
   SPLASH_TRY(PackedFile packed, file->finish(job.path));
@@ -176,8 +179,8 @@ Status PackWriter::copy_file(const Job& job) {
   return {};
 }
 
-Status PackWriter::do_job(const Job& job, Progress& progress) {
-  if (!job.sections.empty()) return write_sections(job, progress);
+Status PackWriter::do_job(const Job& job, std::vector<std::byte>& buffer, Progress& progress) {
+  if (!job.sections.empty()) return write_sections(job, buffer, progress);
   if (!job.copied.empty()) return copy_file(job);
   SPLASH_TRY(job.source->sha256, sha256_of_file(job.folder / job.source->path));
   progress.add(job.bytes);
@@ -200,9 +203,9 @@ Status PackWriter::write_manifest() {
 
 Status PackWriter::run() {
   for (const char* folder : {"target", "draft", "tokenizer"}) {
-    const bool used = std::string_view(folder) == "target" ||
-                      (std::string_view(folder) == "draft" ? content_.manifest.draft.has_value()
-                                                           : !content_.tokenizer_files.empty());
+    const bool used =
+        std::string_view(folder) == "target" ||
+        (std::string_view(folder) == "draft" ? content_.manifest.draft.has_value() : !content_.tokenizer_files.empty());
     std::error_code code;
     if (used) fs::create_directories(partial_ / folder, code);
     if (code) return cannot("create", partial_ / folder, code.value());
@@ -211,13 +214,14 @@ Status PackWriter::run() {
   std::int64_t total = 0;
   for (const Job& job : jobs_) total += job.bytes;
   Progress progress("packing " + content_.manifest.name, total, options_.show_progress);
-  const int processors = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int processors = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads);
   ThreadPool pool(options_.threads > 0 ? options_.threads : processors);
   std::atomic<std::size_t> next = 0;
   std::atomic<bool> failed = false;
   pool.run([&](int) {
+    std::vector<std::byte> buffer;
     for (std::size_t i = next++; i < jobs_.size() && !failed; i = next++) {
-      Status status = stopped() ? stop_error() : do_job(jobs_[i], progress);
+      Status status = stopped() ? stop_error() : do_job(jobs_[i], buffer, progress);
       if (status) continue;
       failed = true;
       const std::lock_guard lock(mutex_);
