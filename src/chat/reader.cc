@@ -203,18 +203,22 @@ struct ReplyReader::State {
   }
 
   void spaced_text(std::string_view text) {
-    const std::size_t last = text.find_last_not_of(" \t\r\n");
-    if (last == std::string_view::npos) {
-      spaces += text;
+    if (options.tools.empty() && content_begun) {
+      emit_text<TextDelta>(std::string(text));
       return;
     }
+    const std::size_t first = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+    spaces += text.substr(0, first);
+    text.remove_prefix(first);
+    if (text.empty()) return;
+    if (frames_call && !content_begun) spaces.clear();
+    const std::size_t last = text.find_last_not_of(" \t\r\n");
     std::string piece = std::exchange(spaces, std::string(text.substr(last + 1)));
-    if (frames_call && !content_begun) piece.clear();
     piece += text.substr(0, last + 1);
     frames_call = false;
     content_begun = true;
     emit_text<TextDelta>(std::move(piece));
-    if (options.tools.empty()) emit_text<TextDelta>(std::exchange(spaces, {}));  // nothing to frame
+    if (options.tools.empty()) emit_text<TextDelta>(std::exchange(spaces, {}));  // there is no call to frame
   }
 
   // --- calls ---
@@ -470,7 +474,7 @@ struct ReplyReader::State {
         return;
       }
     }
-    events.push_back(Delta{std::move(text)});
+    events.emplace_back(std::in_place_type<Delta>, std::move(text));
   }
 
   void emit_arguments(std::string json) {
@@ -481,7 +485,7 @@ struct ReplyReader::State {
         return;
       }
     }
-    events.push_back(ToolCallArguments{calls - 1, std::move(json)});
+    events.emplace_back(std::in_place_type<ToolCallArguments>, calls - 1, std::move(json));
   }
 
   void finish(ReplyEnd end) {
