@@ -321,6 +321,19 @@ TEST(Template, SegmentsAreThePlainRenderingForRandomConversations) {
   }
 }
 
+// testdata/jinja2_renderings.py made them with the engine the templates were written for.
+TEST(Template, RenderingsOfJinja2) {
+  const json::array cases = array(test::test_data("jinja2_renderings.json"));
+  ASSERT_GE(cases.size(), 40u);
+  for (const json::value& value : cases) {
+    const json::object& one = value.as_object();
+    const ChatTemplate& chat_template = one.at("template") == "38" ? template_38() : template_35();
+    EXPECT_EQ(joined(render(chat_template, one.at("messages").as_array(), one.at("variables").as_object(),
+                            one.at("tools").as_array())),
+              one.at("text").as_string());
+  }
+}
+
 TEST(Template, ControlTokensDoNotDependOnUserText) {
   std::mt19937 random(8);
   const auto tokenizer = test::synthetic_tokenizer();

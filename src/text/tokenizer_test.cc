@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <random>
 
 #include "text/assets.h"
@@ -264,6 +265,51 @@ TEST(RealVocabulary, GoldenPrompt) {
                                     {"<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", true}};
   EXPECT_THAT(tokenizer->encode(prompt), ElementsAre(248045, 846, 198, 116348, 111764, 109994, 10992, 248046, 198,
                                                      248045, 74455, 198, 248068, 271, 248069, 271));
+}
+
+// Recorded from tiktoken with the family's ranks and pattern, and from the Python package tokenizers: both agree.
+TEST(RealVocabulary, IdsOfTheReference) {
+  const auto tokenizer = test::real_tokenizer();
+  if (!tokenizer) return;
+  const std::vector<std::pair<std::string, std::vector<Token>>> cases = {
+      {"->", {397}},
+      {"(x):\n", {2007, 1590, 198}},
+      {"123456", {16, 17, 18, 19, 20, 21}},
+      {"a==b!=c", {64, 410, 65, 5643, 66}},
+      {"\t\tif", {197, 720}},
+      {"\r\n\r\n", {845}},
+      {"don't", {14572, 914}},
+      {"  leading", {220, 6187}},
+      {"trailing   ", {371, 13868, 262}},
+      {"DON'T we'LL", {81720, 16813, 567, 6, 3950}},
+      {"क्षत्रिय कि", {151858, 150422, 153503, 170532}},
+      {"ก็ดี", {236229}},
+      {"e\u0301te\u0301", {37500}},
+      {"Hello world! Café déjà vu — 123 😊", {9419, 1814, 0, 63457, 44311, 31441, 1892, 220, 16, 17, 18, 25677, 232}},
+      {"<|im_start|>user\nG", {248045, 846, 198, 38}},
+      {"</think>\n\nG", {248069, 271, 38}},
+      {"你好，世界", {109266, 3709, 96748}},
+      {"def f(a, b=1):\n    return a[b] # x\n",
+       {727, 281, 2784, 11, 292, 28, 16, 1590, 198, 262, 460, 264, 17932, 60, 653, 830, 198}},
+      {"👩\u200D👩\u200D👧", {9008, 239, 102, 373, 235, 9008, 239, 102, 373, 235, 9008, 239, 100}},
+      {" \n \n  x", {30858, 220, 830}},
+      {"ſt's \u2028 \u00a0z", {129, 123, 83, 579, 618, 101, 220, 3966, 89}},
+  };
+  for (const auto& [text, ids] : cases) EXPECT_EQ(encode(*tokenizer, text, true), ids) << text;
+}
+
+// What is slow or deep for a pattern that backtracks: megabytes without a word's end.
+TEST(RealVocabulary, OddTextsAreReadInReasonableTime) {
+  const auto tokenizer = test::real_tokenizer();
+  if (!tokenizer) return;
+  for (const std::string& piece : {std::string(" "), std::string("a"), std::string("\n"), std::string("<"),
+                                   std::string("é "), std::string("\xCC\x81")}) {
+    std::string text;
+    while (text.size() < 300'000) text += piece;
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_FALSE(encode(*tokenizer, text).empty());
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << piece;
+  }
 }
 
 TEST(RealVocabulary, PiecesAreTheWhole) {

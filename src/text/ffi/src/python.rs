@@ -51,12 +51,20 @@ fn split(text: &str, separator: Option<&str>, at_most: Option<i64>) -> Vec<Value
             pieces
         }
     };
-    let chars_before = |offset: usize| plain_text[..offset].chars().count();
-    let cut = |piece: &&str| {
-        let begin = chars_before(offset_of(piece));
-        Value::from(by_chars(text, begin..begin + piece.chars().count()))
+    // Pieces come in order, so both texts are walked once.
+    let (mut plain_at, mut at) = (0, 0);
+    let mut walk = |to: usize| {
+        let chars = plain_text[plain_at..to].chars().count();
+        at += by_chars(&text[at..], 0..chars).len();
+        plain_at = to;
+        at
     };
-    pieces.iter().map(cut).collect()
+    let mut cut = |piece: &&str| {
+        let begin = walk(offset_of(piece));
+        let end = walk(offset_of(piece) + piece.len());
+        Value::from(&text[begin..end])
+    };
+    pieces.iter().map(&mut cut).collect()
 }
 
 /// `item in container`.
