@@ -1,0 +1,309 @@
+#include "synthetic_model.h"
+
+#include "device_kernels.h"
+
+namespace splash::bench {
+
+template <class T>
+T* SyntheticModel::memory(std::size_t count) {
+  auto buffer = cuda::DeviceBuffer::allocate(count * sizeof(T) + 256);
+  if (!buffer) {
+    failure_ = buffer.error().message;
+    return nullptr;
+  }
+  buffers_.push_back(std::move(*buffer));
+  stream_.note(cudaMemsetAsync(buffers_.back().data(), 0, count * sizeof(T) + 256, stream_.native()), "zero");
+  return buffers_.back().as<T>();
+}
+
+pack::Weight SyntheticModel::weight(int rows, int cols) {
+  pack::Weight weight{pack::Format::q4, rows, cols, nullptr};
+  auto* data = memory<std::byte>(static_cast<std::size_t>(weight.bytes()));
+  if (data) fill_tiles(stream_, data, static_cast<std::size_t>(weight.bytes()) / 576, seed_++);
+  weight.data = data;
+  return weight;
+}
+
+float* SyntheticModel::floats(std::size_t count, float scale) {
+  float* data = memory<float>(count);
+  if (data) fill_floats(stream_, data, count, scale, seed_++);
+  return data;
+}
+
+ops::GdnGeometry SyntheticModel::gdn_geometry() const { return {g_.key_heads, g_.value_heads}; }
+ops::AttentionGeometry SyntheticModel::attention_geometry() const { return {g_.query_heads, g_.kv_heads}; }
+ops::DraftAttentionGeometry SyntheticModel::draft_geometry() const {
+  ops::DraftAttentionGeometry geometry;
+  geometry.query_heads = g_.draft_query_heads, geometry.kv_heads = g_.draft_kv_heads, geometry.head_dim = g_.draft_dim;
+  geometry.window = g_.window;
+  return geometry;
+}
+std::int64_t SyntheticModel::state_bytes() const {
+  return (gdn_geometry().state_floats() + gdn_geometry().conv_floats()) * 4 * g_.layers / 4 * 3;
+}
+
+Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& stream, const Geometry& geometry, int lanes, int context) {
+  std::unique_ptr<SyntheticModel> model(new SyntheticModel(stream));
+  SyntheticModel& m = *model;
+  const Geometry& g = m.g_ = geometry;
+  const ops::GdnGeometry gdn = m.gdn_geometry();
+  m.max_lanes_ = lanes, m.context_ = context;
+  m.norm_ = m.gain(g.hidden), m.head_norm_ = m.gain(256), m.draft_head_norm_ = m.gain(g.draft_dim);
+  m.gdn_weights_ = {m.gain(gdn.channels() * 4), m.gain(g.value_heads), m.gain(g.value_heads), m.gain(128)};
+  m.kept_ = m.memory<int>(lanes);
+  std::vector<int*> kept;
+  for (int lane = 0; lane < lanes; ++lane) kept.push_back(m.kept_ + lane);
+  auto* kept_table = m.memory<int*>(lanes);
+  if (kept_table) cudaMemcpy(kept_table, kept.data(), kept.size() * sizeof(int*), cudaMemcpyHostToDevice);
+  m.kept_table_ = kept_table;
+  for (int l = 0; l < g.layers; ++l) {
+    Layer layer;
+    layer.recurrent = l % 4 != 3;
+    if (layer.recurrent) {
+      layer.qkv = m.weight(gdn.channels(), g.hidden), layer.z = m.weight(g.value_heads * 128, g.hidden);
+      layer.b = m.weight(g.value_heads, g.hidden), layer.a = m.weight(g.value_heads, g.hidden);
+      layer.out = m.weight(g.hidden, g.value_heads * 128);
+      std::vector<ops::GdnLane> of_layer;
+      for (int lane = 0; lane < lanes; ++lane) {
+        of_layer.push_back({m.memory<float>(gdn.state_floats()), m.memory<float>(gdn.conv_floats()),
+                            m.memory<float>(link::max_block * gdn.tape_row_floats()), m.kept_ + lane});
+      }
+      auto* table = m.memory<ops::GdnLane>(lanes);
+      if (table) cudaMemcpy(table, of_layer.data(), of_layer.size() * sizeof(ops::GdnLane), cudaMemcpyHostToDevice);
+      m.gdn_lanes_.push_back(std::move(of_layer));
+      m.gdn_lane_tables_.push_back(table);
+    } else {
+      layer.q_gate = m.weight(g.query_heads * 512, g.hidden), layer.k = m.weight(g.kv_heads * 256, g.hidden);
+      layer.v = m.weight(g.kv_heads * 256, g.hidden), layer.out = m.weight(g.hidden, g.query_heads * 256);
+      m.gdn_lanes_.emplace_back();
+      m.gdn_lane_tables_.push_back(nullptr);
+    }
+    layer.gate = m.weight(g.inner, g.hidden), layer.up = m.weight(g.inner, g.hidden), layer.down = m.weight(g.hidden, g.inner);
+    for (const pack::Weight* w : {&layer.qkv, &layer.z, &layer.b, &layer.a, &layer.q_gate, &layer.k, &layer.v, &layer.out, &layer.gate, &layer.up, &layer.down}) {
+      m.layer_bytes_ += w->data ? w->bytes() : 0;
+    }
+    m.layers_.push_back(layer);
+  }
+  m.head_ = m.weight(g.vocabulary, g.hidden);
+  m.fc_ = m.weight(g.hidden, g.taps * g.hidden), m.selector_projection_ = m.weight(g.rank, g.hidden);
+  m.draft_bytes_ = m.fc_.bytes() + m.selector_projection_.bytes();
+  for (int l = 0; l < g.draft_layers; ++l) {
+    DraftLayer d;
+    d.attention_projection = m.weight(g.hidden / 4, g.hidden), d.mlp_projection = m.weight(g.hidden / 4, g.hidden);
+    d.q = m.weight(g.draft_query_heads * g.draft_dim, g.hidden), d.k = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden);
+    d.v = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden), d.out = m.weight(g.hidden, g.draft_query_heads * g.draft_dim);
+    d.gate = m.weight(g.inner, g.hidden), d.up = m.weight(g.inner, g.hidden), d.down = m.weight(g.hidden, g.inner);
+    d.attention_base = m.gain(4 * g.hidden), d.mlp_base = m.gain(4 * g.hidden);
+    for (const pack::Weight* w : {&d.attention_projection, &d.mlp_projection, &d.q, &d.k, &d.v, &d.out, &d.gate, &d.up, &d.down}) m.draft_bytes_ += w->bytes();
+    m.draft_layers_.push_back(d);
+    std::vector<ops::DraftRing> rings;
+    const std::size_t ring = static_cast<std::size_t>(g.window) * g.draft_kv_heads * g.draft_dim;
+    for (int lane = 0; lane < lanes; ++lane) rings.push_back({m.floats(ring, 1), m.floats(ring, 1), g.window});
+    m.rings_.push_back(std::move(rings));
+  }
+  const std::size_t codebook = static_cast<std::size_t>(g.vocabulary) * g.rank;
+  m.selector_ = {{pack::Format::f32, g.vocabulary, g.rank, reinterpret_cast<std::byte*>(m.floats(codebook, 0.05f))},
+                 {pack::Format::f32, g.vocabulary, g.rank, reinterpret_cast<std::byte*>(m.floats(codebook, 0.05f))}};
+  m.pool_.geometry = {ops::KvFormat::int8, g.layers / 4, g.kv_heads, 256};
+  m.pages_per_lane_ = (context + 2 * link::page_tokens - 1) / link::page_tokens;
+  m.pool_.base = m.memory<std::byte>(static_cast<std::size_t>(m.pool_.geometry.page_bytes()) * m.pages_per_lane_ * lanes);
+  std::vector<ops::PageId> pages(static_cast<std::size_t>(m.pages_per_lane_) * lanes);
+  for (int lane = 0; lane < lanes; ++lane) {
+    for (int i = 0; i < m.pages_per_lane_; ++i) pages[static_cast<std::size_t>(lane) * m.pages_per_lane_ + i] = i * lanes + lane;  // lanes interleave
+  }
+  auto* page_table = m.memory<ops::PageId>(pages.size());
+  if (page_table) cudaMemcpy(page_table, pages.data(), pages.size() * sizeof(ops::PageId), cudaMemcpyHostToDevice);
+  m.pages_ = page_table;
+  m.entries_ = m.memory<ops::SegmentEntry>(lanes);
+  m.draft_tokens_ = m.memory<Token>(lanes * g.block), m.verify_tokens_ = m.memory<Token>(max_rows);
+  m.block_tables_ = m.memory<ops::DraftBlockSegment>(std::size_t(g.draft_layers) * lanes);
+  m.context_tables_ = m.memory<ops::DraftContextSegment>(std::size_t(g.draft_layers) * lanes);
+  m.results_ = m.memory<int>(lanes * (g.block + 1));
+  if (!m.failure_.empty()) return fail(ErrorKind::overloaded, "{}", m.failure_);
+  SPLASH_TRY_STATUS(stream.synchronise());
+  return model;
+}
+
+void SyntheticModel::place(int lanes, int position) {
+  position_ = position;
+  cudaMemset(kept_, 0, max_lanes_ * sizeof(int));
+  for (const auto& of_layer : gdn_lanes_) {
+    for (const ops::GdnLane& lane : of_layer) {
+      cudaMemset(lane.state, 0, gdn_geometry().state_floats() * 4);
+      cudaMemset(lane.conv, 0, gdn_geometry().conv_floats() * 4);
+    }
+  }
+  // Small codes and scales everywhere: noise that stays finite.
+  cudaMemset(pool_.base, 0x3c, static_cast<std::size_t>(pool_.geometry.page_bytes()) * pages_per_lane_ * max_lanes_);
+  std::vector<Token> tokens;
+  for (int i = 0; i < lanes * g_.block; ++i) tokens.push_back(i % g_.block == 0 ? 1000 + i : std::min(248000, g_.vocabulary - 1));
+  cudaMemcpy(draft_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
+  cudaMemcpy(verify_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
+}
+
+void SyntheticModel::begin(int lanes, int rows, bool verify) {
+  stream_.reset();
+  segments_.clear();
+  std::vector<ops::SegmentEntry> entries;
+  for (int lane = 0; lane < lanes; ++lane) {
+    segments_.push_back({lane, lane * rows, rows, position_, {}});
+    entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0, pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
+  }
+  cudaMemcpy(entries_, entries.data(), entries.size() * sizeof(entries[0]), cudaMemcpyHostToDevice);
+  stream_.bind(segments_.data(), entries_);
+  stream_.bind(token_names_.data(), draft_tokens_);
+  stream_.bind(token_names_.data() + max_rows, verify_tokens_);
+  block_segments_.assign(g_.draft_layers, {});
+  context_segments_.assign(g_.draft_layers, {});
+  for (int l = 0; l < g_.draft_layers; ++l) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      block_segments_[l].push_back({lane * g_.block, position_, rings_[l][lane]});
+      context_segments_[l].push_back({lane * rows, rows, position_, rings_[l][lane]});
+    }
+    ops::DraftBlockSegment* blocks = block_tables_ + l * max_lanes_;
+    ops::DraftContextSegment* contexts = context_tables_ + l * max_lanes_;
+    cudaMemcpy(blocks, block_segments_[l].data(), lanes * sizeof(*blocks), cudaMemcpyHostToDevice);
+    cudaMemcpy(contexts, context_segments_[l].data(), lanes * sizeof(*contexts), cudaMemcpyHostToDevice);
+    stream_.bind(block_segments_[l].data(), blocks);
+    stream_.bind(context_segments_[l].data(), contexts);
+  }
+}
+
+void SyntheticModel::gdn_layer(int l, int lanes, int rows) {
+  const ops::GdnGeometry gdn = gdn_geometry();
+  const int count = lanes * rows, values = gdn.value_heads * 128;
+  const ops::GdnRows in{stream_.matrix(count, gdn.channels()), stream_.matrix(count, values), stream_.matrix(count, gdn.value_heads),
+                        stream_.matrix(count, gdn.value_heads)};
+  ops::gdn(stream_, gdn, gdn_weights_, in, {entries_, lanes, gdn_lane_tables_[l]}, stream_.matrix(count, values));
+}
+
+void SyntheticModel::attention_layer(int index, int lanes, int rows) {
+  const int count = lanes * rows;
+  ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_},
+                 {stream_.matrix(count, g_.query_heads * 512), stream_.matrix(count, g_.kv_heads * 256), stream_.matrix(count, g_.kv_heads * 256)},
+                 segments_, pool_, index, stream_.matrix(count, g_.query_heads * 256));
+}
+
+void SyntheticModel::draft_attention_layer(int l, int lanes) {
+  const int count = lanes * g_.block;
+  ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, stream_.matrix(count, g_.draft_query_heads * g_.draft_dim),
+                       stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim), stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim), g_.block,
+                       block_segments_[l], stream_.matrix(count, g_.draft_query_heads * g_.draft_dim));
+}
+
+// The target's layers over rows whose embeddings lie in x. features: [rows, taps * hidden] or empty.
+void SyntheticModel::forward(MatrixView<float> x, int lanes, MatrixView<float> features) {
+  const ops::GdnGeometry gdn = gdn_geometry();
+  const int rows = x.rows, values = gdn.value_heads * 128;
+  const MatrixView<float> normed = stream_.matrix(rows, g_.hidden), qkv = stream_.matrix(rows, gdn.channels()), z = stream_.matrix(rows, values),
+                          b = stream_.matrix(rows, gdn.value_heads), a = stream_.matrix(rows, gdn.value_heads),
+                          q_gate = stream_.matrix(rows, g_.query_heads * 512), k = stream_.matrix(rows, g_.kv_heads * 256),
+                          v = stream_.matrix(rows, g_.kv_heads * 256), mixed = stream_.matrix(rows, values), inner = stream_.matrix(rows, g_.inner),
+                          inner_up = rows > 32 ? stream_.matrix(rows, g_.inner) : inner;
+  int tap = 0;
+  for (int l = 0; l < g_.layers; ++l) {
+    const Layer& layer = layers_[l];
+    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (layer.recurrent) {
+      const ops::LinearTarget in[] = {{layer.qkv, qkv}, {layer.z, z}, {layer.b, b}, {layer.a, a}};
+      ops::linear(stream_, normed, in);
+      ops::gdn(stream_, gdn, gdn_weights_, {qkv, z, b, a}, {entries_, lanes, gdn_lane_tables_[l]}, mixed);
+    } else {
+      const ops::LinearTarget in[] = {{layer.q_gate, q_gate}, {layer.k, k}, {layer.v, v}};
+      ops::linear(stream_, normed, in);
+      ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4, mixed);
+    }
+    ops::linear_add(stream_, mixed, layer.out, x);
+    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (rows <= 32) {
+      ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner);
+    } else {
+      const ops::LinearTarget in[] = {{layer.gate, inner}, {layer.up, inner_up}};
+      ops::linear(stream_, normed, in);
+      ops::swiglu(stream_, inner, inner_up, inner);
+    }
+    ops::linear_add(stream_, inner, layer.down, x);
+    if (features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
+      const MatrixView<float> to = features.slice_cols(tap++ * g_.hidden, g_.hidden);
+      stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows, cudaMemcpyDeviceToDevice, stream_.native()), "taps");
+    }
+  }
+}
+
+void SyntheticModel::draft_pass(int lanes) {
+  const int rows = lanes * g_.block, slots = g_.block - 1, k = 16;
+  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden), coefficients = stream_.matrix(rows, g_.hidden / 4),
+                          convolved = stream_.matrix(rows, g_.hidden), q = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
+                          key = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim), value = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
+                          mixed = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim), sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner);
+  ops::embed(stream_, head_, std::span(token_names_).first(rows), x);
+  for (int l = 0; l < g_.draft_layers; ++l) {
+    const DraftLayer& d = draft_layers_[l];
+    const ops::BlockConv attention_before{d.attention_base, 16, 0, g_.block}, attention_after{d.attention_base, 16, 1, g_.block};
+    const ops::BlockConv mlp_before{d.mlp_base, 16, 0, g_.block}, mlp_after{d.mlp_base, 16, 1, g_.block};
+    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    ops::linear(stream_, normed, d.attention_projection, coefficients);
+    ops::block_conv(stream_, attention_before, coefficients, normed, false, convolved);
+    const ops::LinearTarget in[] = {{d.q, q}, {d.k, key}, {d.v, value}};
+    ops::linear(stream_, convolved, in);
+    ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, q, key, value, g_.block, block_segments_[l], mixed);
+    ops::linear(stream_, mixed, d.out, sub);
+    ops::block_conv(stream_, attention_after, coefficients, sub, true, x);
+    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    ops::linear(stream_, normed, d.mlp_projection, coefficients);
+    ops::block_conv(stream_, mlp_before, coefficients, normed, false, convolved);
+    ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner);
+    ops::linear(stream_, inner, d.down, sub);
+    ops::block_conv(stream_, mlp_after, coefficients, sub, true, x);
+  }
+  ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+  const MatrixView<float> logits = stream_.matrix(rows, g_.vocabulary), projections = stream_.matrix(lanes * g_.block, g_.rank),
+                          values = stream_.matrix(lanes * slots, k), dense = stream_.matrix(lanes * slots, g_.rank);
+  const MatrixView<Token> candidates{stream_.allocate<Token>(std::size_t(lanes) * slots * k), lanes * slots, k};
+  ops::linear(stream_, normed, head_, logits);
+  ops::linear(stream_, normed, selector_projection_, projections);
+  for (int lane = 0; lane < lanes; ++lane) {
+    ops::top_k(stream_, logits.slice_rows(lane * g_.block + 1, slots), std::min(248000, g_.vocabulary), candidates.slice_rows(lane * slots, slots), values.slice_rows(lane * slots, slots));
+    if (lanes > 1) {
+      stream_.note(cudaMemcpyAsync(dense.row(lane * slots), projections.row(lane * g_.block + 1), std::size_t(slots) * g_.rank * 4, cudaMemcpyDeviceToDevice, stream_.native()), "slots");
+    }
+  }
+  ops::GreedyWalk walk{selector_, candidates, values, lanes > 1 ? dense : projections.slice_rows(1, slots), lanes, slots, verify_tokens_};
+  ops::selector_walk_greedy(stream_, walk);
+}
+
+void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> features) {
+  const int count = lanes * rows;
+  const MatrixView<float> context = stream_.matrix(count, g_.hidden), k = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim),
+                          v = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim);
+  ops::linear(stream_, features, fc_, context);
+  ops::rms_norm(stream_, context, norm_, 1e-6f, context);
+  for (int l = 0; l < g_.draft_layers; ++l) {
+    const ops::LinearTarget kv[] = {{draft_layers_[l].k, k}, {draft_layers_[l].v, v}};
+    ops::linear(stream_, context, kv);
+    ops::draft_context(stream_, draft_geometry(), draft_head_norm_, k, v, context_segments_[l]);
+  }
+}
+
+void SyntheticModel::step(int lanes, int width) {
+  const int rows = lanes * width;
+  if (width > 1) draft_pass(lanes);
+  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden), logits = stream_.matrix(rows, g_.vocabulary);
+  const MatrixView<float> features = width > 1 ? stream_.matrix(rows, g_.taps * g_.hidden) : MatrixView<float>{};
+  ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
+  forward(x, lanes, features);
+  ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+  ops::linear(stream_, normed, head_, logits);
+  const MatrixView<Token> chosen{stream_.allocate<Token>(rows), rows, 1};
+  ops::top_k(stream_, logits, std::min(248000, g_.vocabulary), chosen, stream_.matrix(rows, 1));
+  ops::accept_greedy(stream_, {chosen, lanes, width - 1, verify_tokens_, kept_table_, nullptr, results_});
+  if (width > 1) commit_draft(lanes, width, features);
+}
+
+void SyntheticModel::prefill(int rows) {
+  const MatrixView<float> x = stream_.matrix(rows, g_.hidden);
+  ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
+  forward(x, 1, {});
+}
+
+}  // namespace splash::bench

@@ -1,0 +1,49 @@
+# The CUDA backend. SPLASH_CUDA: OFF leaves it out; ON demands a compiler (scripts/fetch_cuda.sh brings one); AUTO takes it if one is
+# there. Hopper only for now: explicit -gencode, because a plain sm_90 pass would reject wgmma.
+set(SPLASH_CUDA OFF CACHE STRING "CUDA backend: OFF, ON or AUTO")
+set_property(CACHE SPLASH_CUDA PROPERTY STRINGS OFF ON AUTO)
+set(SPLASH_CUDA_KIT "${CMAKE_BINARY_DIR}/kit" CACHE PATH "where fetch_cuda.sh puts or links the CUDA toolkit")
+
+set(SPLASH_WITH_CUDA OFF)
+if(SPLASH_CUDA STREQUAL "OFF")
+  return()
+endif()
+if(SPLASH_CUDA STREQUAL "ON" AND NOT EXISTS ${SPLASH_CUDA_KIT}/bin/nvcc)
+  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/fetch_cuda.sh ${SPLASH_CUDA_KIT} COMMAND_ERROR_IS_FATAL ANY)
+endif()
+if(NOT EXISTS ${SPLASH_CUDA_KIT}/bin/nvcc)
+  message(STATUS "No CUDA compiler in ${SPLASH_CUDA_KIT}: building without the CUDA backend")
+  return()
+endif()
+set(SPLASH_WITH_CUDA ON)
+set(CMAKE_CUDA_COMPILER ${SPLASH_CUDA_KIT}/bin/nvcc)
+set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+enable_language(CUDA)
+# CMake 3.25 does not know that nvcc 13 speaks C++20.
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # finds the driver itself, at run time
+
+add_library(splash_cuda_flags INTERFACE)
+target_include_directories(splash_cuda_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
+# A spilled register in a kernel is an error: -Werror all-warnings with ptxas warning about spills. FMT_*: nvcc's front end cannot
+# evaluate fmt 9's consteval constructors.
+target_compile_options(splash_cuda_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL=
+  -Xptxas=-warn-spills,-warn-lmem-usage -Xcompiler=-Wall>)
+target_include_directories(splash_cuda_flags SYSTEM INTERFACE ${SPLASH_CUDA_KIT}/include)
+
+# splash_cuda_library(NAME SOURCES a.cu b.cc ... DEPS lib ...)
+function(splash_cuda_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC splash_cuda_flags ${arg_DEPS})
+endfunction()
+
+# Registers, shared memory and spills of every kernel, from the object files: no GPU needed.
+function(splash_cuda_report name)
+  add_custom_target(${name}_resources
+    COMMAND ${SPLASH_CUDA_KIT}/bin/cuobjdump -res-usage $<TARGET_OBJECTS:${name}> COMMAND_EXPAND_LISTS VERBATIM)
+  add_dependencies(${name}_resources ${name})
+endfunction()

@@ -1,0 +1,174 @@
+#include "ops/attention/attention_cuda.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "backend/cuda/testing.h"
+#include "ops/rotary_ref.h"
+
+namespace splash::ops {
+namespace {
+
+using namespace cuda::testing;
+
+// One lane's keys and values as the int8 rule stores them, and the attention over them in double.
+struct HostLane {
+  std::vector<float> keys, values;  // [position][kv head][256]
+  std::vector<PageId> pages;
+};
+
+struct Lanes {
+  AttentionGeometry g;
+  Numbers numbers;
+  Memory memory;
+  std::vector<float> q_norm, k_norm;
+  KvPool pool;
+  int pages;
+  std::vector<HostLane> lanes;
+
+  Lanes(int query_heads, int kv_heads, int page_count, int lane_count) : numbers(query_heads * 7 + kv_heads), pages(page_count), lanes(lane_count) {
+    g.query_heads = query_heads, g.kv_heads = kv_heads;
+    q_norm = numbers.normals(256), k_norm = numbers.normals(256);
+    pool.geometry = {KvFormat::int8, 2, kv_heads, 256};
+    pool.base = memory.empty<std::byte>(static_cast<std::size_t>(pool.geometry.page_bytes() * page_count));
+    // Pages are dealt in a scattered order.
+    std::vector<PageId> order(page_count);
+    std::iota(order.begin(), order.end(), 0);
+    for (int i = page_count - 1; i > 0; --i) std::swap(order[i], order[numbers.below(i + 1)]);
+    for (int i = 0; i < page_count; ++i) lanes[i % lane_count].pages.push_back(order[i]);
+  }
+  static void store(std::span<const float> x, std::vector<float>& to) {
+    float top = 0;
+    for (const float value : x) top = std::max(top, std::fabs(value));
+    const float scale = std::max(top / 127.0f, 1e-20f);
+    for (const float value : x) to.push_back(std::nearbyint(value / scale) * scale);
+  }
+
+  struct Part {
+    int lane, rows;
+  };
+  // Runs the parts on the device, and checks every `stride`-th row.
+  std::vector<float> pass(const char* what, const std::vector<Part>& parts, int stride = 1, double bound = 1.5e-3) {
+    const int d = 256, group = g.query_heads / g.kv_heads;
+    int rows = 0;
+    std::vector<Segment> segments;
+    for (const Part& part : parts) {
+      HostLane& lane = lanes[part.lane];
+      const int position = static_cast<int>(lane.keys.size()) / (g.kv_heads * d);
+      segments.push_back({part.lane, rows, part.rows, position, lane.pages});
+      rows += part.rows;
+    }
+    const std::vector<float> q = numbers.normals(std::size_t(rows) * g.query_heads * 2 * d);
+    std::vector<float> k = numbers.normals(std::size_t(rows) * g.kv_heads * d), v = numbers.normals(std::size_t(rows) * g.kv_heads * d);
+    for (int r = 0; r < rows; r += 3) {  // value rows of very different size: some tiny, some zero
+      const float scale = r % 2 ? 1e-4f : r % 9 == 0 ? 0.0f : 30.0f;
+      for (int i = 0; i < g.kv_heads * d; ++i) v[std::size_t(r) * g.kv_heads * d + i] *= scale;
+    }
+    stream().reset();
+    const MatrixView<float> out = memory.matrix(rows, g.query_heads * d);
+    const AttentionWeights weights{memory.vector(q_norm), memory.vector(k_norm)};
+    attention(stream(), g, weights,
+              {memory.matrix(q, rows, g.query_heads * 2 * d), memory.matrix(k, rows, g.kv_heads * d), memory.matrix(v, rows, g.kv_heads * d)},
+              segments, pool, 1, out);
+    const std::vector<float> got = download(out);
+    std::vector<float> checked, want, head(d);
+    for (const Segment& segment : segments) {
+      HostLane& lane = lanes[segment.lane];
+      for (int i = 0; i < segment.rows; ++i) {
+        const int r = segment.first_row + i;
+        for (int h = 0; h < g.kv_heads; ++h) {
+          reference::norm_head(std::span(k).subspan((std::size_t(r) * g.kv_heads + h) * d, d), k_norm, g.rms_eps, head);
+          reference::rotate_head(head, g.rotary_dim, g.rope_theta, segment.position + i);
+          store(head, lane.keys);
+          store(std::span(v).subspan((std::size_t(r) * g.kv_heads + h) * d, d), lane.values);
+        }
+      }
+      for (int i = 0; i < segment.rows; ++i) {
+        if (i % stride != 0 && i != segment.rows - 1) continue;
+        const int r = segment.first_row + i, count = segment.position + i + 1;
+        for (int h = 0; h < g.query_heads; ++h) {
+          const float* from = q.data() + (std::size_t(r) * g.query_heads + h) * 2 * d;
+          reference::norm_head({from, std::size_t(d)}, q_norm, g.rms_eps, head);
+          reference::rotate_head(head, g.rotary_dim, g.rope_theta, segment.position + i);
+          std::vector<double> p(count), sum(d);
+          double top = -1e300, total = 0;
+          for (int j = 0; j < count; ++j) {
+            const float* key = lane.keys.data() + (std::size_t(j) * g.kv_heads + h / group) * d;
+            for (int e = 0; e < d; ++e) p[j] += double{head[e]} * key[e] / 16;
+            top = std::max(top, p[j]);
+          }
+          for (int j = 0; j < count; ++j) {
+            const float* value = lane.values.data() + (std::size_t(j) * g.kv_heads + h / group) * d;
+            const double weight = std::exp(p[j] - top);
+            total += weight;
+            for (int e = 0; e < d; ++e) sum[e] += weight * value[e];
+          }
+          for (int e = 0; e < d; ++e) {
+            want.push_back(static_cast<float>(sum[e] / total / (1 + std::exp(-double{from[d + e]}))));
+            checked.push_back(got[std::size_t(r) * g.query_heads * d + h * d + e]);
+          }
+        }
+      }
+    }
+    expect_close(what, checked, want, bound);
+    return got;
+  }
+};
+
+void run_sequence(int query_heads, int kv_heads) {
+  Lanes setup(query_heads, kv_heads, 40, 2);
+  setup.pass("first row", {{0, 1}});
+  setup.pass("verify 8 at 1, prefill 40 at 0", {{0, 8}, {1, 40}});
+  setup.pass("verify 8 and 5", {{1, 8}, {0, 5}});
+  setup.pass("prefill 300", {{0, 300}}, 7);
+  setup.pass("verify 16 across a page", {{0, 16}});
+  setup.pass("verify 8, chunks of 128", {{0, 8}, {1, 8}});
+}
+TEST(AttentionCuda, GroupOf6) { run_sequence(6, 1); }
+TEST(AttentionCuda, GroupOf6TwoHeads) { run_sequence(12, 2); }
+TEST(AttentionCuda, GroupOf8) { run_sequence(8, 1); }
+TEST(AttentionCuda, GroupOf4) { run_sequence(4, 1); }
+TEST(AttentionCuda, GroupOf2) { run_sequence(2, 1); }
+
+TEST(AttentionCuda, LongContext) {
+  Lanes setup(6, 1, 100, 1);
+  setup.pass("prefill 2100", {{0, 2100}}, 211);
+  setup.pass("prefill 700 behind it", {{0, 700}}, 97);
+  setup.pass("verify 8 at 2800", {{0, 8}});
+}
+
+// The same rows whatever the cut of the prefix and the width of the step.
+TEST(AttentionCuda, CutsChangeNoBit) {
+  AttentionGeometry g;
+  g.query_heads = 6, g.kv_heads = 1;
+  Numbers numbers(41);
+  Memory memory;
+  constexpr int rows = 420, d = 256;
+  const std::vector<float> q_norm = numbers.normals(d), k_norm = numbers.normals(d);
+  const AttentionWeights weights{memory.vector(q_norm), memory.vector(k_norm)};
+  const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(rows) * 6 * 2 * d), rows, 12 * d),
+                          k = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d), v = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d);
+  KvPool pool;
+  pool.geometry = {KvFormat::int8, 1, 1, 256};
+  std::vector<float> want;
+  for (const std::vector<int>& cut : std::vector<std::vector<int>>{{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
+    pool.base = memory.empty<std::byte>(static_cast<std::size_t>(pool.geometry.page_bytes() * 14));
+    std::vector<PageId> pages(14);
+    std::iota(pages.rbegin(), pages.rend(), 0);
+    const MatrixView<float> out = memory.matrix(rows, 6 * d);
+    int first = 0;
+    for (const int count : cut) {
+      stream().reset();
+      const Segment segment{0, 0, count, first, pages};
+      attention(stream(), g, weights, {q.slice_rows(first, count), k.slice_rows(first, count), v.slice_rows(first, count)}, std::span(&segment, 1),
+                pool, 0, out.slice_rows(first, count));
+      first += count;
+    }
+    const std::vector<float> got = download(out);
+    if (want.empty()) want = got;
+    expect_same("attention in cuts", got, want);
+  }
+}
+
+}  // namespace
+}  // namespace splash::ops

@@ -1,0 +1,22 @@
+// The draft's operations on the GPU; rings hold float32 as on the other streams.
+#pragma once
+
+#include "backend/cuda/stream.h"
+#include "ops/draft/draft.h"
+
+namespace splash::ops {
+
+void block_conv(cuda::Stream& stream, const BlockConv& conv, MatrixView<const float> coefficients,
+                MatrixView<const float> y, bool accumulate, MatrixView<float> out);
+void draft_context(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> k_norm,
+                   MatrixView<const float> k, MatrixView<const float> v, std::span<const DraftContextSegment> segments);
+// head_dim 64 or 128; at most 32 query rows (block * query heads per kv head) share a kv head's keys.
+void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,
+                     std::span<const float> k_norm, MatrixView<const float> q, MatrixView<const float> k,
+                     MatrixView<const float> v, int block, std::span<const DraftBlockSegment> segments,
+                     MatrixView<float> out);
+// k <= 32. Two launches: 32 parts of the vocabulary keep their k largest each, then the parts' are merged.
+void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, MatrixView<Token> tokens,
+           MatrixView<float> values);
+
+}  // namespace splash::ops

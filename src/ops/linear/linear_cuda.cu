@@ -1,0 +1,144 @@
+#include "ops/linear/linear_cuda.h"
+
+#include <vector>
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/panel.cuh"
+#include "ops/linear/q4_launch.h"
+#include "ops/linear/q4_work.cuh"
+#include "ops/swiglu/swiglu_cuda.h"
+
+namespace splash::ops {
+namespace {
+
+// One thread per 8 columns of a row.
+__global__ void pack_panel_kernel(const float* x, std::int64_t stride, cuda::Panel panel) {
+  cuda::begin_kernel();
+  const int lines = panel.cols / 8;
+  const int index = blockIdx.x * blockDim.x + threadIdx.x;
+  const int row = index / lines, column = index % lines * 8;
+  if (row >= panel.rows) return;
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = x[row * stride + column + i];
+  cuda::store_line(panel, row, column, values);
+}
+
+// bf16 or f32 weights in strips: 16 output rows x 16 interleaved parts of k per block, eight tokens at a time.
+template <class T>
+__global__ void strips_kernel(const T* weight, int rows, int cols, const float* x, std::int64_t x_stride, int tokens,
+                              float* out, std::int64_t out_stride, int accumulate) {
+  cuda::begin_kernel();
+  constexpr int parts = 16, batch = 8;
+  __shared__ float sums[parts][batch][16];
+  const int n = threadIdx.x % 16, part = threadIdx.x / 16, strip = blockIdx.x;
+  const T* base = weight + static_cast<std::int64_t>(strip) * cols * 16 + n;
+  for (int first = blockIdx.y * batch; first < tokens; first += batch * gridDim.y) {
+    float acc[batch] = {};
+    const int count = min(batch, tokens - first);
+    for (int k = part; k < cols; k += parts) {
+      const float w = static_cast<float>(base[static_cast<std::int64_t>(k) * 16]);
+      for (int r = 0; r < batch; ++r) {
+        if (r < count) acc[r] = fmaf(w, x[(first + r) * x_stride + k], acc[r]);
+      }
+    }
+    __syncthreads();
+    for (int r = 0; r < batch; ++r) sums[part][r][n] = acc[r];
+    __syncthreads();
+    const int row = strip * 16 + n;
+    if (part < count && row < rows) {  // part p finishes token p
+      float sum = 0;
+      for (int p = 0; p < parts; ++p) sum += sums[p][part][n];
+      float* to = out + (first + part) * out_stride + row;
+      *to = accumulate ? *to + sum : sum;
+    }
+  }
+}
+
+void linear_strips(cuda::Stream& stream, MatrixView<const float> x, const LinearTarget& target) {
+  const pack::Weight& weight = target.weight;
+  const cuda::Grid grid{dim3(weight.strips(), min((x.rows + 7) / 8, 64)), dim3(256)};
+  if (weight.format == pack::Format::bf16) {
+    cuda::launch(stream, "linear strips bf16", grid, strips_kernel<__nv_bfloat16>,
+                 reinterpret_cast<const __nv_bfloat16*>(weight.data), weight.rows, weight.cols, x.data, x.stride, x.rows,
+                 target.out.data, target.out.stride, int{target.accumulate});
+  } else {
+    cuda::launch(stream, "linear strips f32", grid, strips_kernel<float>, reinterpret_cast<const float*>(weight.data),
+                 weight.rows, weight.cols, x.data, x.stride, x.rows, target.out.data, target.out.stride,
+                 int{target.accumulate});
+  }
+}
+
+cuda::Panel panel_for(cuda::Stream& stream, MatrixView<const float> x) {
+  if (const cuda::Panel* panel = stream.panel_of(x)) return *panel;
+  const cuda::Panel panel = stream.panel_to_fill(x);
+  const int lines = x.rows * (x.cols / 8);
+  cuda::launch(stream, "pack panel", {dim3((lines + 127) / 128), dim3(128)}, pack_panel_kernel, x.data, std::int64_t{x.stride},
+               panel);
+  return panel;
+}
+
+Q4Work work_for(cuda::Stream& stream, MatrixView<const float> x) {
+  const cuda::Panel panel = panel_for(stream, x);
+  Q4Work work;
+  work.tiles_k = x.cols / pack::tile_cols;
+  work.tokens = x.rows;
+  work.panel = reinterpret_cast<const std::uint8_t*>(panel.data);
+  work.panel_tile_bytes = panel.tile_bytes();
+  work.partials = stream.partials();
+  work.counters = stream.counters();
+  return work;
+}
+
+void add_matrix(Q4Work& work, const LinearTarget& target) {
+  work.matrices[work.matrix_count++] = {reinterpret_cast<const std::uint8_t*>(target.weight.data), target.out.data,
+                                        target.out.stride, target.weight.rows, work.strips, int{target.accumulate}};
+  work.strips += target.weight.strips();
+}
+
+void run(cuda::Stream& stream, const Q4Work& work, bool gated) {
+  if (work.tokens <= 32) {
+    launch_q4_rows(stream, work, gated);
+  } else {
+    launch_q4_wide(stream, work);
+  }
+}
+
+}  // namespace
+
+void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {
+  Q4Work work;
+  for (const LinearTarget& target : targets) {
+    SPLASH_CHECK(target.weight.cols == x.cols && target.out.rows == x.rows && target.out.cols == target.weight.rows);
+    if (target.weight.format != pack::Format::q4) {
+      linear_strips(stream, x, target);
+      continue;
+    }
+    if (work.matrix_count == 0) work = work_for(stream, x);
+    add_matrix(work, target);
+    if (work.matrix_count == Q4Work::max_matrices) {
+      run(stream, work, false);
+      work = Q4Work{};
+    }
+  }
+  if (work.matrix_count > 0) run(stream, work, false);
+  for (const LinearTarget& target : targets) stream.forget_panels(target.out);
+}
+
+void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
+                   MatrixView<float> out) {
+  if (gate.format != pack::Format::q4 || x.rows > 32) {
+    MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
+    const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
+    linear(stream, x, targets);
+    swiglu(stream, gated, upped, out);
+    return;
+  }
+  Q4Work work = work_for(stream, x);
+  add_matrix(work, {gate, out, false});
+  add_matrix(work, {up, out, false});
+  work.gated_panel = stream.panel_to_fill(out);
+  run(stream, work, true);
+}
+
+}  // namespace splash::ops

@@ -1,0 +1,199 @@
+#include "ops/linear/linear_cuda.h"
+
+#include "backend/cuda/testing.h"
+#include "ops/embed/embed_cuda.h"
+#include "ops/norm/norm_cuda.h"
+#include "ops/swiglu/swiglu_cuda.h"
+
+namespace splash::ops {
+namespace {
+
+using namespace cuda::testing;
+
+// y = W x in double, with x rounded to bf16 where the device rounds it.
+std::vector<float> product(const pack::Weight& weight, const std::vector<float>& x, int tokens, bool rounded,
+                           const std::vector<float>* onto = nullptr) {
+  std::vector<float> y(std::size_t(tokens) * weight.rows), w(weight.cols);
+  for (int n = 0; n < weight.rows; ++n) {
+    for (int k = 0; k < weight.cols; ++k) w[k] = weight_at(weight, n, k);
+    for (int r = 0; r < tokens; ++r) {
+      double sum = 0;
+      for (int k = 0; k < weight.cols; ++k) {
+        const float value = x[std::size_t(r) * weight.cols + k];
+        sum += double{w[k]} * (rounded ? to_float(to_bf16(value)) : value);
+      }
+      y[std::size_t(r) * weight.rows + n] = static_cast<float>(sum + (onto ? (*onto)[std::size_t(r) * weight.rows + n] : 0.0f));
+    }
+  }
+  return y;
+}
+
+struct Case {
+  int rows, cols, tokens;
+  bool accumulate;
+};
+class LinearCuda : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LinearCuda, AgreesWithDouble) {
+  const Case c = GetParam();
+  Numbers numbers(c.rows * 31 + c.cols + c.tokens);
+  Memory memory;
+  stream().reset();
+  const HostWeight weight = random_q4(numbers, c.rows, c.cols);
+  std::vector<float> x = numbers.normals(std::size_t(c.tokens) * c.cols);
+  x[5] = 300;  // an outlier
+  const std::vector<float> before = numbers.normals(std::size_t(c.tokens) * c.rows);
+  const MatrixView<float> dx = memory.matrix(x, c.tokens, c.cols);
+  const MatrixView<float> out = c.accumulate ? memory.matrix(before, c.tokens, c.rows) : memory.matrix(c.tokens, c.rows);
+  const LinearTarget target{memory.weight(weight.view), out, c.accumulate};
+  linear(stream(), dx, std::span(&target, 1));
+  const std::vector<float> want = product(weight.view, x, c.tokens, true, c.accumulate ? &before : nullptr);
+  // Up to 32 tokens only float32 sums round; beyond, each weight is rounded to bf16.
+  expect_close("q4", download(out), want, c.tokens <= 32 ? 1e-5 : 3e-3);
+  // The same launch again: counters were left at zero, bits repeat.
+  if (!c.accumulate) {
+    const std::vector<float> first = download(out);
+    linear(stream(), dx, std::span(&target, 1));
+    expect_same("repeated", download(out), first);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearCuda,
+                         ::testing::Values(Case{16, 64, 1, false}, Case{48, 256, 8, false}, Case{40, 320, 3, true},
+                                           Case{1024, 256, 8, false}, Case{5120, 1024, 8, true}, Case{2048, 5120, 8, false},
+                                           Case{256, 17408, 8, true}, Case{512, 1024, 16, false}, Case{520, 1024, 13, true},
+                                           Case{512, 2048, 32, false}, Case{512, 2048, 25, true}, Case{512, 1024, 33, false},
+                                           Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
+                                           Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false}));
+
+TEST(LinearCuda, EveryVariantAgrees) {
+  Numbers numbers(7);
+  Memory memory;
+  const HostWeight weight = random_q4(numbers, 4096, 1280);
+  const std::vector<float> x = numbers.normals(8 * 1280);
+  const std::vector<float> want = product(weight.view, x, 8, true);
+  const pack::Weight device = memory.weight(weight.view);
+  for (int variant = 0; variant < q4_rows_variants(); ++variant) {
+    set_q4_rows_variant(variant);
+    stream().reset();
+    const MatrixView<float> out = memory.matrix(8, 4096);
+    linear(stream(), memory.matrix(x, 8, 1280), device, out);
+    expect_close(q4_rows_variant_name(variant), download(out), want, 1e-5);
+  }
+  set_q4_rows_variant(0);
+}
+
+// Four matrices that share x, of which two are narrow, as in a GDN layer.
+TEST(LinearCuda, SharedInput) {
+  Numbers numbers(11);
+  Memory memory;
+  for (const int tokens : {8, 20, 40, 300}) {
+    stream().reset();
+    const std::vector<float> x = numbers.normals(std::size_t(tokens) * 512);
+    const int sizes[] = {640, 384, 6, 6};
+    std::vector<HostWeight> weights;
+    std::vector<LinearTarget> targets;
+    for (const int rows : sizes) {
+      weights.push_back(random_q4(numbers, rows, 512));
+      targets.push_back({memory.weight(weights.back().view), memory.matrix(tokens, rows), false});
+    }
+    linear(stream(), memory.matrix(x, tokens, 512), targets);
+    for (int i = 0; i < 4; ++i) {
+      expect_close("shared", download(targets[i].out), product(weights[i].view, x, tokens, true), tokens <= 32 ? 1e-5 : 3e-3);
+    }
+  }
+}
+
+// A row's bits do not depend on the rows beside it, up to 32.
+TEST(LinearCuda, RowsAreIndependent) {
+  Numbers numbers(13);
+  Memory memory;
+  const HostWeight weight = random_q4(numbers, 2048, 1024);
+  const pack::Weight device = memory.weight(weight.view);
+  const std::vector<float> x = numbers.normals(32 * 1024);
+  std::vector<float> alone;
+  for (const int tokens : {1, 8, 9, 16, 24, 32}) {
+    stream().reset();
+    const MatrixView<float> out = memory.matrix(tokens, 2048);
+    linear(stream(), memory.matrix({x.begin(), x.begin() + tokens * 1024}, tokens, 1024), device, out);
+    std::vector<float> got = download(out);
+    got.resize(2048);
+    if (alone.empty()) alone = got;
+    expect_same("row 0 in company", got, alone);
+  }
+}
+
+TEST(LinearCuda, Strips) {
+  Numbers numbers(17);
+  Memory memory;
+  stream().reset();
+  for (const pack::Format format : {pack::Format::bf16, pack::Format::f32}) {
+    pack::Weight weight{format, 40, 96, nullptr};
+    std::vector<std::byte> bytes(static_cast<std::size_t>(weight.bytes()));
+    for (std::size_t i = 0; i < 48 * 96; ++i) {
+      const float value = numbers.normal();
+      const bf16 low = to_bf16(value);
+      if (format == pack::Format::bf16) std::memcpy(bytes.data() + i * 2, &low, 2);
+      else std::memcpy(bytes.data() + i * 4, &value, 4);
+    }
+    weight.data = bytes.data();
+    const std::vector<float> x = numbers.normals(19 * 96);
+    const MatrixView<float> out = memory.matrix(19, 40);
+    linear(stream(), memory.matrix(x, 19, 96), memory.weight(weight), out);
+    expect_close("strips", download(out), product(weight, x, 19, false), 1e-6);
+  }
+}
+
+// norm -> gate and up -> down through panels, against the same with every step rounded as the panels round.
+TEST(LinearCuda, MlpThroughPanels) {
+  Numbers numbers(19);
+  for (const int tokens : {8, 27, 64, 130}) {
+    Memory memory;
+    stream().reset();
+    const int hidden = 512, inner = 1152;
+    const std::vector<float> x = numbers.normals(std::size_t(tokens) * hidden, 3), gain = numbers.normals(hidden);
+    const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden), down = random_q4(numbers, hidden, inner);
+    std::vector<float> normed(x.size());
+    for (int r = 0; r < tokens; ++r) {
+      double squares = 0;
+      for (int i = 0; i < hidden; ++i) squares += double{x[r * hidden + i]} * x[r * hidden + i];
+      for (int i = 0; i < hidden; ++i) normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
+    }
+    std::vector<float> g = product(gate.view, normed, tokens, true), u = product(up.view, normed, tokens, true);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(g[i] / (1 + std::exp(-double{g[i]})) * u[i]);
+    const std::vector<float> want = product(down.view, g, tokens, true, &x);
+
+    const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden), inner1 = memory.matrix(tokens, inner),
+                            inner2 = memory.matrix(tokens, inner);
+    const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view), ddown = memory.weight(down.view);
+    rms_norm(stream(), dx, memory.vector(gain), 1e-6f, dn);
+    expect_close("rms_norm", download(dn), normed, 1e-6);
+    if (tokens != 27) {
+      const LinearTarget inner_targets[] = {{dgate, inner1, false}, {dup, inner2, false}};
+      linear(stream(), dn, inner_targets);
+      swiglu(stream(), inner1, inner2, inner1);
+    } else {
+      linear_swiglu(stream(), dn, dgate, dup, inner1);
+    }
+    expect_close("swiglu", download(inner1), g, tokens <= 32 ? 3e-4 : 5e-3);
+    linear_add(stream(), inner1, ddown, dx);
+    expect_close("mlp", download(dx), want, tokens <= 32 ? 2e-3 : 6e-3);
+  }
+}
+
+TEST(EmbedCuda, SameBits) {
+  Numbers numbers(23);
+  Memory memory;
+  stream().reset();
+  const HostWeight table = random_q4(numbers, 100, 320);
+  const std::vector<Token> tokens = {0, 99, 17, 16, 15, 63};
+  const MatrixView<float> out = memory.matrix(6, 320);
+  embed(stream(), memory.weight(table.view), tokens, out);
+  std::vector<float> want;
+  for (const Token token : tokens) {
+    for (int k = 0; k < 320; ++k) want.push_back(weight_at(table.view, token, k));
+  }
+  expect_same("embed", download(out), want);
+}
+
+}  // namespace
+}  // namespace splash::ops

@@ -1,0 +1,12 @@
+// Starts the two 4-bit kernels; each lives in a file of its own because each takes a while to compile.
+#pragma once
+
+#include "backend/cuda/stream.h"
+
+namespace splash::ops {
+
+struct Q4Work;
+void launch_q4_rows(cuda::Stream& stream, const Q4Work& work, bool gated);  // tokens <= 32
+void launch_q4_wide(cuda::Stream& stream, const Q4Work& work);              // panel tiles of 64, 128 or 256 tokens
+
+}  // namespace splash::ops

@@ -1,0 +1,70 @@
+// One launch of a 4-bit linear: up to four matrices that share their input, as one sequence of strips.
+#pragma once
+
+#include "backend/cuda/panel.h"
+
+namespace splash::ops {
+
+struct Q4Matrix {
+  const std::uint8_t* tiles = nullptr;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;  // elements between token rows
+  int rows = 0;                 // N, unpadded
+  int first_strip = 0;          // in the launch's sequence
+  int accumulate = 0;           // out += instead of out =
+};
+
+struct Q4Work {
+  static constexpr int max_matrices = 4;
+  Q4Matrix matrices[max_matrices];
+  int matrix_count = 0;
+  int strips = 0;   // of all matrices
+  int tiles_k = 0;  // K / 64
+  int tokens = 0;
+  const std::uint8_t* panel = nullptr;  // of the input
+  std::int64_t panel_tile_bytes = 0;
+  // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be
+  // null) and to this panel.
+  cuda::Panel gated_panel;
+  float* partials = nullptr;
+  int* counters = nullptr;
+};
+
+struct Q4Strip {
+  int matrix = 0;
+  int index = 0;  // inside the matrix
+};
+
+template <bool gated>
+__device__ __forceinline__ Q4Strip locate_strip(const Q4Work& work, int strip) {
+  if constexpr (gated) return {strip & 1, strip >> 1};
+  int matrix = 0;
+#pragma unroll
+  for (int i = 1; i < Q4Work::max_matrices; ++i) {
+    if (i < work.matrix_count && strip >= work.matrices[i].first_strip) matrix = i;
+  }
+  return {matrix, strip - work.matrices[matrix].first_strip};
+}
+
+// Stream-K: the launch is row_blocks * k_steps units in a row; block c of `blocks` takes units [begin, end). A row block
+// cut by a boundary is added up from its parts in ascending order of blocks, whoever arrives last: the split and the
+// order depend on the matrices alone, so a value's bits never depend on timing.
+struct UnitSplit {
+  int k_steps = 0;
+  unsigned units = 0;  // units * blocks fits 32 bits (checked at launch)
+  unsigned blocks = 0;
+
+  __device__ __forceinline__ int begin(unsigned block) const { return static_cast<int>(units * block / blocks); }
+  // The block whose range contains the unit (every range is non-empty: blocks <= units).
+  __device__ __forceinline__ int block_of(int unit) const {
+    return static_cast<int>(((static_cast<unsigned>(unit) + 1) * blocks - 1) / units);
+  }
+  __device__ __forceinline__ int first_block(int row_block) const { return block_of(row_block * k_steps); }
+  __device__ __forceinline__ int last_block(int row_block) const { return block_of((row_block + 1) * k_steps - 1); }
+  // A block holds at most two parts of cut row blocks: the one it begins in (slot 0) and the one it ends in (slot 1).
+  __device__ __forceinline__ int slot(int block, int row_block) const {
+    return block * 2 + (begin(block) / k_steps == row_block ? 0 : 1);
+  }
+};
+
+}  // namespace splash::ops
