@@ -24,11 +24,12 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
   for (int row = 0; row < block.rows; ++row) {
     for (int group = first; group < last; ++group) {
       const float* values = x + row * stride + std::ptrdiff_t{64} * group;
-      Vec v[parts], largest = zero();
+      Vec v[parts], largest = zero(), poison = zero();
 #pragma GCC unroll 16
       for (int part = 0; part < parts; ++part) {
         v[part] = load(values + part * width);
         largest = max(largest, abs(v[part]));
+        poison = poison + v[part] * zero();  // NaN where x is not finite, else 0
       }
       const std::ptrdiff_t at = std::ptrdiff_t{group} * block.rows + row;
       const float step = reduce_max(largest) / 127.0f;
@@ -42,7 +43,7 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
       }
       int sum = 0;
       for (int k = 0; k < 64; ++k) sum += codes[k];
-      block.sums[at] = step * static_cast<float>(sum);
+      block.sums[at] = step * static_cast<float>(sum) + reduce_add(poison);
     }
   }
 }
