@@ -6,6 +6,13 @@ namespace {
 
 inline constexpr int q4_tile_rows = 8, wide_tile_rows = 12;
 
+// Four activations to all lanes: folds into vpdpbusd as its broadcast memory operand.
+inline __m512i broadcast_quad(const std::int8_t* p) {
+  std::int32_t quad;
+  __builtin_memcpy(&quad, p, sizeof quad);
+  return _mm512_set1_epi32(quad);
+}
+
 // One 64-byte line holds two operands of vpdpbusd (low and high nibbles: 16 outputs x 4 inputs each); the activation is a
 // broadcast memory operand. 16 instructions per row and tile, no horizontal sums.
 template <int R>
@@ -21,10 +28,8 @@ inline void dot_tile(const unsigned char* tile, const std::int8_t* codes, LanesI
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      std::int32_t quads[2];
-      __builtin_memcpy(quads, codes + 64 * r + 8 * line, sizeof quads);
-      sums[r] = _mm512_dpbusd_epi32(sums[r], low, _mm512_set1_epi32(quads[0]));
-      sums[r] = _mm512_dpbusd_epi32(sums[r], high, _mm512_set1_epi32(quads[1]));
+      sums[r] = _mm512_dpbusd_epi32(sums[r], low, broadcast_quad(codes + 64 * r + 8 * line));
+      sums[r] = _mm512_dpbusd_epi32(sums[r], high, broadcast_quad(codes + 64 * r + 8 * line + 4));
     }
   }
 #pragma GCC unroll 16

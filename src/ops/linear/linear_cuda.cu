@@ -6,6 +6,7 @@
 #include "backend/cuda/panel.cuh"
 #include "ops/linear/q4_launch.h"
 #include "ops/linear/q4_work.cuh"
+#include "ops/norm/norm_cuda.h"
 #include "ops/swiglu/swiglu_cuda.h"
 
 namespace splash::ops {
@@ -85,6 +86,9 @@ Q4Work work_for(cuda::Stream& stream, MatrixView<const float> x) {
   work.tokens = x.rows;
   work.panel = reinterpret_cast<const std::uint8_t*>(panel.data);
   work.panel_tile_bytes = panel.tile_bytes();
+  work.squares_in = panel.squares;
+  work.square_parts = panel.square_parts;
+  work.norm_eps = panel.norm_eps;
   work.partials = stream.partials();
   work.counters = stream.counters();
   return work;
@@ -139,6 +143,28 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   add_matrix(work, {up, out, false});
   work.gated_panel = stream.panel_to_fill(out);
   run(stream, work, true);
+}
+
+void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> residual,
+                     std::span<const float> gain, float eps, MatrixView<float> normed) {
+  if (weight.format != pack::Format::q4 || x.rows > 32 || residual.cols % cuda::Panel::group != 0) {
+    linear_add(stream, x, weight, residual);
+    rms_norm(stream, residual, gain, eps, normed);
+    return;
+  }
+  Q4Work work = work_for(stream, x);
+  add_matrix(work, {weight, residual, true});
+  stream.forget_panels(residual);
+  cuda::Panel panel = stream.panel_to_fill(normed);
+  panel.square_parts = q4_square_parts(work);
+  float* squares = stream.allocate<float>(static_cast<std::size_t>(panel.square_parts) * Q4Work::squares_stride);
+  panel.squares = squares;
+  panel.norm_eps = eps;
+  stream.set_panel(normed, panel);
+  work.gain = gain.data();
+  work.normed_panel = panel;
+  work.squares_out = squares;
+  run(stream, work, false);
 }
 
 }  // namespace splash::ops

@@ -180,6 +180,33 @@ TEST(LinearCuda, MlpThroughPanels) {
   }
 }
 
+// Down projection, norm and gate/up without a norm kernel, against the same with one.
+TEST(LinearCuda, FoldedNorm) {
+  Numbers numbers(61);
+  for (const int tokens : {1, 8, 16, 30}) {
+    Memory memory;
+    stream().reset();
+    const int hidden = 1040, inner = 640;
+    const HostWeight down = random_q4(numbers, 1024, inner), next = random_q4(numbers, hidden, 1024), up = random_q4(numbers, hidden, 1024);
+    const std::vector<float> x = numbers.normals(std::size_t(tokens) * inner), residual = numbers.normals(std::size_t(tokens) * 1024, 5), gain = numbers.normals(1024);
+    const pack::Weight ddown = memory.weight(down.view), dnext = memory.weight(next.view), dup = memory.weight(up.view);
+    const std::span<const float> dgain = memory.vector(gain);
+    const MatrixView<float> dx = memory.matrix(x, tokens, inner);
+    const MatrixView<float> r1 = memory.matrix(residual, tokens, 1024), n1 = memory.matrix(tokens, 1024), y1 = memory.matrix(tokens, hidden), g1 = memory.matrix(tokens, hidden);
+    const MatrixView<float> r2 = memory.matrix(residual, tokens, 1024), n2 = memory.matrix(tokens, 1024), y2 = memory.matrix(tokens, hidden), g2 = memory.matrix(tokens, hidden);
+    linear_add(stream(), dx, ddown, r1);
+    rms_norm(stream(), r1, dgain, 1e-6f, n1);
+    linear(stream(), n1, dnext, y1);
+    linear_swiglu(stream(), n1, dnext, dup, g1);
+    linear_add_norm(stream(), dx, ddown, r2, dgain, 1e-6f, n2);
+    linear(stream(), n2, dnext, y2);
+    linear_swiglu(stream(), n2, dnext, dup, g2);
+    expect_same("residual", download(r2), download(r1));
+    expect_close("linear after a folded norm", download(y2), download(y1), 3e-3);
+    expect_close("swiglu after a folded norm", download(g2), download(g1), 5e-3);
+  }
+}
+
 TEST(EmbedCuda, SameBits) {
   Numbers numbers(23);
   Memory memory;

@@ -19,6 +19,14 @@ inline constexpr int tile_bytes = 576, scales_offset = 512, biases_offset = 544;
 // Fetching ahead is worth half the speed at 8 rows: a long burst of multiplications starves the hardware prefetcher.
 inline constexpr int prefetch_tiles = 4;
 
+// Rows of one register tile lie together, [groups][rows of the tile][64] (with 64 rows in one piece, each step along K
+// would move by 4 KiB and all of them would fall into the same few sets of the first-level cache).
+inline std::ptrdiff_t cell_of(const QuantisedBlock& block, int row, int group) {
+  const int first = row / q4_tile_rows * q4_tile_rows, left = block.rows - first;
+  const int tile_rows = left < q4_tile_rows ? left : q4_tile_rows;
+  return std::ptrdiff_t{first} * block.groups + std::ptrdiff_t{group} * tile_rows + (row - first);
+}
+
 void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
   constexpr int parts = 64 / width;
   for (int row = 0; row < block.rows; ++row) {
@@ -31,7 +39,7 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
         largest = max(largest, abs(v[part]));
         poison = poison + v[part] * zero();  // NaN where x is not finite, else 0
       }
-      const std::ptrdiff_t at = std::ptrdiff_t{group} * block.rows + row;
+      const std::ptrdiff_t at = cell_of(block, row, group);
       const float step = reduce_max(largest) / 127.0f;
       block.steps[at] = step;
       std::int8_t* codes = block.codes + at * 64;
@@ -81,9 +89,10 @@ template <int R>
 void q4_rows(const unsigned char* strip, const QuantisedBlock& x, int first_row, const StripOutput& out) {
   Lanes acc[R] = {};
   const unsigned char* tile = strip;
-  const std::int8_t* codes = x.codes + std::ptrdiff_t{64} * first_row;
-  const float* steps = x.steps + first_row;
-  const float* sums = x.sums + first_row;
+  const std::ptrdiff_t cell = std::ptrdiff_t{first_row} * x.groups;
+  const std::int8_t* codes = x.codes + cell * 64;
+  const float* steps = x.steps + cell;
+  const float* sums = x.sums + cell;
   for (int group = 0; group < x.groups; ++group) {
     if (first_row == 0) {
 #pragma GCC unroll 9
@@ -102,9 +111,9 @@ void q4_rows(const unsigned char* strip, const QuantisedBlock& x, int first_row,
       }
     }
     tile += tile_bytes;
-    codes += std::ptrdiff_t{64} * x.rows;
-    steps += x.rows;
-    sums += x.rows;
+    codes += 64 * R;
+    steps += R;
+    sums += R;
   }
   for (int r = 0; r < R; ++r) write_strip_row(acc[r], out.out + (first_row + r) * out.stride, out.columns, out.accumulate);
 }

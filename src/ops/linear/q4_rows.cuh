@@ -136,10 +136,31 @@ __device__ __forceinline__ void q4_rows_group(const std::uint8_t* tiles, const s
   }
 }
 
-// Writes finished fragments of `count` strips from `strip` on. Fragment: rows g, g + 8 of the strip; tokens 8n + 2t, +1.
-template <int STRIPS, int NT, bool gated>
+// 1 / rms of the tokens 8n + 2t, + 1 of this thread: the parts' sums of squares in a fixed order.
+template <int NT>
+__device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float (&scales)[NT][2]) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    scales[n][0] = scales[n][1] = 1;
+    if (!work.squares_in) continue;
+    float sum = 0;
+#pragma unroll 8
+    for (int part = lane >> 3; part < work.square_parts; part += 4) {
+      sum += __ldcg(work.squares_in + part * Q4Work::squares_stride + n * 8 + (lane & 7));
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(work.tiles_k * 64) + work.norm_eps);
+    scales[n][0] = __shfl_sync(0xffffffffu, scale, (lane & 3) * 2);
+    scales[n][1] = __shfl_sync(0xffffffffu, scale, (lane & 3) * 2 + 1);
+  }
+}
+
+// Writes finished fragments of STRIPS strips from `strip` on. Fragment: rows g, g + 8 of the strip; tokens 8n + 2t, + 1.
+// `part`: this warp's place among the sums of squares (norm only).
+template <int STRIPS, int NT, bool gated, bool norm = false>
 __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int first_token, int lane,
-                                         float (&acc)[STRIPS][NT][4]) {
+                                         float (&acc)[STRIPS][NT][4], int part = 0) {
   const int g = lane >> 2, t = lane & 3;
   if constexpr (gated) {
     static_assert(STRIPS % 2 == 0);
@@ -160,9 +181,10 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
       }
     }
   } else {
+    float squares[NT][2] = {};
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
-      if (strip + s >= work.strips) return;
+      if (strip + s >= work.strips) break;
       const Q4Strip place = locate_strip<false>(work, strip + s);
       const Q4Matrix& matrix = work.matrices[place.matrix];
 #pragma unroll
@@ -172,7 +194,28 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
           const int column = place.index * 16 + g + (i >> 1) * 8, token = first_token + n * 8 + 2 * t + (i & 1);
           if (column >= matrix.rows || token >= work.tokens) continue;
           float* out = matrix.out + token * matrix.out_stride + column;
-          *out = matrix.accumulate ? *out + acc[s][n][i] : acc[s][n][i];
+          const float value = matrix.accumulate ? *out + acc[s][n][i] : acc[s][n][i];
+          *out = value;
+          if constexpr (norm) {
+            if (work.gain) {
+              cuda::store_element(work.normed_panel, token, column, value * work.gain[column]);
+              squares[n][i & 1] = fmaf(value, value, squares[n][i & 1]);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (norm) {
+      if (!work.gain) return;
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int distance = 4; distance < 32; distance <<= 1) squares[n][i] += __shfl_xor_sync(0xffffffffu, squares[n][i], distance);
+        }
+        if (g == 0) {
+          *reinterpret_cast<float2*>(work.squares_out + part * Q4Work::squares_stride + n * 8 + 2 * t) = make_float2(squares[n][0], squares[n][1]);
         }
       }
     }
@@ -255,6 +298,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
   }
   cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
   float acc[Shape::STRIPS][Shape::NT][4] = {};
+  float scales[Shape::NT][2];
+  q4_input_scales<Shape::NT>(work, lane, scales);
   const int begin = split.begin(blockIdx.x), end = split.begin(blockIdx.x + 1);
   int stage = 0, parity = 0, k_step = begin % split.k_steps, row_block = begin / split.k_steps;
   for (int unit = begin; unit < end; ++unit) {
@@ -273,7 +318,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
     if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
     if (++k_step == split.k_steps || unit == end - 1) {
       if (q4_combine<Shape::STRIPS, Shape::NT>(work, split, row_block, warp, Shape::WARPS, lane, acc)) {
-        q4_store<Shape::STRIPS, Shape::NT, gated>(work, row_block * Shape::row_block + warp * Shape::STRIPS, 0, lane, acc);
+#pragma unroll
+        for (int s = 0; s < Shape::STRIPS; ++s) {
+#pragma unroll
+          for (int n = 0; n < Shape::NT; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) acc[s][n][i] *= scales[n][i & 1];
+          }
+        }
+        q4_store<Shape::STRIPS, Shape::NT, gated, true>(work, row_block * Shape::row_block + warp * Shape::STRIPS, 0, lane, acc,
+                                                        row_block * Shape::WARPS + warp);
       }
 #pragma unroll
       for (int s = 0; s < Shape::STRIPS; ++s) {

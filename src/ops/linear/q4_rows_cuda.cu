@@ -42,18 +42,25 @@ void launch_variant(cuda::Stream& stream, const Q4Work& work, bool gated) {
 struct Variant {
   const char* name;
   void (*launch)(cuda::Stream&, const Q4Work&, bool);
+  int warps, strips;  // per block, per warp
 };
 constexpr Variant variants[] = {
-    {"4 warps x 4 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<4, 4, 2, 4, 2>},
-    {"8 warps x 2 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<8, 2, 2, 4, 2>},
-    {"4 warps x 2 strips, 4 tiles x 4 stages, 2 per SM", launch_variant<4, 2, 4, 4, 2>},
-    {"8 warps x 2 strips, 4 tiles x 4 stages, 1 per SM", launch_variant<8, 2, 4, 3, 1>},
+    {"4 warps x 4 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<4, 4, 2, 4, 2>, 4, 4},
+    {"8 warps x 2 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<8, 2, 2, 4, 2>, 8, 2},
+    {"4 warps x 2 strips, 4 tiles x 4 stages, 2 per SM", launch_variant<4, 2, 4, 4, 2>, 4, 2},
+    {"8 warps x 2 strips, 4 tiles x 3 stages, 1 per SM", launch_variant<8, 2, 4, 3, 1>, 8, 2},
 };
 int chosen = 0;
 
 }  // namespace
 
 void launch_q4_rows(cuda::Stream& stream, const Q4Work& work, bool gated) { variants[chosen].launch(stream, work, gated); }
+int q4_square_parts(const Q4Work& work) {
+  // One per warp of every row block; 32 tokens always run the first shape.
+  const Variant& variant = variants[work.tokens <= 16 ? chosen : 0];
+  const int row_block = variant.warps * variant.strips;
+  return (work.strips + row_block - 1) / row_block * variant.warps;
+}
 int q4_rows_variants() { return static_cast<int>(std::size(variants)); }
 void set_q4_rows_variant(int variant) { chosen = variant; }
 const char* q4_rows_variant_name(int variant) { return variants[variant].name; }

@@ -26,8 +26,18 @@ struct Q4Work {
   // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be
   // null) and to this panel.
   cuda::Panel gated_panel;
+  // RMSNorm folded into the linears on both sides of it (rows kernel): the one that finishes the residual writes
+  // bf16(gain * x) and, per warp, sums of squares; the one that reads them multiplies its results by 1 / rms.
+  const float* gain = nullptr;        // of the norm behind this launch
+  cuda::Panel normed_panel;           // its panel, without the factor 1 / rms
+  float* squares_out = nullptr;       // [part][32 tokens]
+  const float* squares_in = nullptr;  // of the norm before this launch; null: the panel is complete
+  int square_parts = 0;
+  float norm_eps = 0;
   float* partials = nullptr;
   int* counters = nullptr;
+
+  static constexpr int squares_stride = 32;
 };
 
 struct Q4Strip {
