@@ -5,24 +5,22 @@
 #include "base/check.h"
 
 namespace splash::cache {
-namespace {
 
-// Only finds candidates, so speed matters more than strength (the finaliser of MurmurHash3 per token).
-std::uint64_t hash_block(int parent, std::span<const Token> tokens) {
+PrefixCache::PrefixCache(PagePool& pages, int snapshots, std::uint64_t hash_mask)
+    : pages_(pages), hash_mask_(hash_mask), blocks_(1), snapshots_(snapshots) {
+  blocks_[root].live = true;
+  for (SnapshotId snapshot = snapshots - 1; snapshot >= 0; --snapshot) free_snapshots_.push_back(snapshot);
+}
+
+// Only finds candidates, so speed matters more than strength (a step of MurmurHash3's finaliser per token).
+std::uint64_t PrefixCache::hash_of(int parent, std::span<const Token> tokens) const {
   std::uint64_t hash = static_cast<std::uint64_t>(parent) + 0x9E3779B97F4A7C15ull;
   for (const Token token : tokens) {
     hash ^= static_cast<std::uint32_t>(token);
     hash *= 0xff51afd7ed558ccdull;
     hash ^= hash >> 33;
   }
-  return hash;
-}
-
-}  // namespace
-
-PrefixCache::PrefixCache(PagePool& pages, int snapshots) : pages_(pages), blocks_(1), snapshots_(snapshots) {
-  blocks_[root].live = true;
-  for (SnapshotId snapshot = snapshots - 1; snapshot >= 0; --snapshot) free_snapshots_.push_back(snapshot);
+  return hash & hash_mask_;
 }
 
 Match PrefixCache::match(std::span<const Token> tokens, int limit) const {
@@ -115,7 +113,7 @@ void PrefixCache::clear() {
 }
 
 int PrefixCache::find_child(int parent, std::span<const Token> tokens) const {
-  const auto [first, last] = index_.equal_range(hash_block(parent, tokens));
+  const auto [first, last] = index_.equal_range(hash_of(parent, tokens));
   for (auto it = first; it != last; ++it) {
     const Block& block = blocks_[it->second];
     if (block.parent == parent && std::ranges::equal(block.tokens, tokens)) return it->second;
@@ -133,7 +131,7 @@ int PrefixCache::add_child(int parent, std::span<const Token> tokens, PageId pag
   }
   Block& block = blocks_[id];
   block = {.parent = parent, .depth = blocks_[parent].depth + 1, .live = true, .page = page};
-  block.hash = hash_block(parent, tokens);
+  block.hash = hash_of(parent, tokens);
   std::ranges::copy(tokens, block.tokens.begin());
   ++blocks_[parent].children;
   index_.emplace(block.hash, id);

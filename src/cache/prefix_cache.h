@@ -40,7 +40,8 @@ struct Match {
 
 class PrefixCache {
  public:
-  PrefixCache(PagePool& pages, int snapshots);
+  // `hash_mask` is for tests: with few bits everything collides, and only the comparison tells blocks apart.
+  PrefixCache(PagePool& pages, int snapshots, std::uint64_t hash_mask = ~std::uint64_t{0});
 
   // The snapshot with the longest prefix of `tokens` that is not longer than `limit`.
   Match match(std::span<const Token> tokens, int limit) const;
@@ -89,6 +90,7 @@ class PrefixCache {
     std::uint64_t last_use = 0;
   };
 
+  std::uint64_t hash_of(int parent, std::span<const Token> tokens) const;
   int find_child(int parent, std::span<const Token> tokens) const;
   int add_child(int parent, std::span<const Token> tokens, PageId page);
   bool take_slot(Kind kind);
@@ -98,6 +100,7 @@ class PrefixCache {
   void prune(int block);
 
   PagePool& pages_;
+  const std::uint64_t hash_mask_;
   std::vector<Block> blocks_;
   std::vector<int> free_blocks_;
   std::unordered_multimap<std::uint64_t, int> index_;  // hash of (parent, tokens) -> block

@@ -108,6 +108,24 @@ TEST(Scheduler, ASampledLaneKnowsOnlyItself) {
   EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, std::min(alone, 2));
 }
 
+// Where a second row is dear and eight cost no more than two, eight are best, yet of at most two rows one is. Near the end
+// of its budget the lane still runs the first rows of the block it would run without one.
+TEST(Scheduler, ABudgetOnlyShortensASampledBlock) {
+  Scheduler scheduler(facts(), {}, 0);
+  StepCost cost(32);
+  cost.record(1, 0.010);
+  cost.record(2, 0.020);
+  cost.record(8, 0.020);
+  scheduler.set_alone_cost(cost);
+  DecodeView lane = decoding(0);
+  lane.sampled = true;
+  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
+  lane.max_width = 2;
+  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 2);
+  lane.sampled = false;
+  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 1);
+}
+
 TEST(Scheduler, FixedWidthIsFixed) {
   Scheduler scheduler(facts(), {}, 5);
   const DecodeView lanes[] = {decoding(0, 5), decoding(1, 3)};

@@ -96,6 +96,8 @@ struct Client {
 
 struct Conversation {
   std::vector<Token> history;
+  std::vector<Token> last_prompt;  // of its latest request, generation prompt included
+  int last_boundary = 0;
   bool waiting = false;
 };
 
@@ -120,6 +122,7 @@ class Simulation {
   }
   std::vector<Token> text(int length);
   void act();
+  bool write_prompt(Conversation& conversation, Client& client);
   void submit_turn();
   void submit_hostile();
   void send(Client client);
@@ -192,22 +195,35 @@ void Simulation::act() {
   if (dice_.chance(0.3)) clock_.advance(dice_.between(1, 50) * ms);
 }
 
-void Simulation::submit_turn() {
-  const int index = dice_.between(0, static_cast<int>(conversations_.size()) - 1);
-  Conversation& conversation = conversations_[index];
-  if (conversation.waiting && dice_.chance(0.8)) return;  // now and then the same text twice at once
-  Client client{.conversation = index};
+// The history and something new; or the latest prompt once more, as clients that retry or ask for another answer do.
+bool Simulation::write_prompt(Conversation& conversation, Client& client) {
+  if (!conversation.last_prompt.empty() && dice_.chance(0.15)) {
+    client.prompt = conversation.last_prompt;
+    client.submit.reply_boundary = conversation.last_boundary;
+    return true;
+  }
   client.prompt = conversation.history;
   for (const Token token : text(dice_.between(1, 40))) client.prompt.push_back(token);
   const int generation = dice_.between(0, 4);
-  const int most = world_.context - 1;
-  if (static_cast<int>(client.prompt.size()) + generation > most) {
-    conversation.history.resize(std::min<std::size_t>(conversation.history.size(), dice_.between(0, 30)));
-    return;
+  if (static_cast<int>(client.prompt.size()) + generation >= world_.context) {
+    const std::size_t kept = dice_.between(0, 30);
+    conversation.history.resize(std::min(conversation.history.size(), kept));
+    return false;
   }
+  client.submit.reply_boundary = dice_.chance(0.8) ? static_cast<int>(client.prompt.size()) : 0;
+  for (int i = 0; i < generation; ++i) client.prompt.push_back(i);
+  conversation.last_prompt = client.prompt;
+  conversation.last_boundary = client.submit.reply_boundary;
+  return true;
+}
+
+void Simulation::submit_turn() {
+  const int index = dice_.between(0, static_cast<int>(conversations_.size()) - 1);
+  Conversation& conversation = conversations_[index];
+  if (conversation.waiting && dice_.chance(0.8)) return;  // now and then two of one conversation at once
+  Client client{.conversation = index};
+  if (!write_prompt(conversation, client)) return;
   link::Submit& submit = client.submit;
-  submit.reply_boundary = dice_.chance(0.8) ? static_cast<int>(client.prompt.size()) : 0;
-  for (int i = 0; i < generation; ++i) client.prompt.push_back(i % world_.model.facts.vocab_size);
   submit.prompt = client.prompt;
   submit.max_tokens = dice_.chance(0.4) ? dice_.between(1, 9) : dice_.between(1, 2 * world_.context);
   for (int i = dice_.between(0, 3); i > 0; --i) submit.stop_tokens.push_back(text(1).front());
@@ -217,16 +233,15 @@ void Simulation::submit_turn() {
 
   const int vocab_size = world_.model.facts.vocab_size;
   const int length = dice_.between(0, 30);
-  const bool constrained = !submit.stop_tokens.empty() && dice_.chance(0.3);
+  client.constrained = !submit.stop_tokens.empty() && dice_.chance(0.3);
   const auto constraint = [&]() -> std::shared_ptr<link::TokenConstraint> {
-    if (!constrained) return nullptr;
+    if (!client.constrained) return nullptr;
     return std::make_shared<ToyConstraint>(vocab_size, length, submit.stop_tokens);
   };
   const int reply_limit = std::min(submit.max_tokens, world_.context - static_cast<int>(client.prompt.size()));
   client.expected = model::FakeModel::reply_alone(
       client.prompt, {submit.sampling, submit.stop_tokens, constraint()}, vocab_size, reply_limit);
   submit.constraint = constraint();
-  client.constrained = constrained;
   conversation.waiting = true;
   send(std::move(client));
 }
