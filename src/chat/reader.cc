@@ -200,6 +200,13 @@ struct ReplyReader::State {
       skip_breaks = false;
     }
     spaced_text(stops.push(text));
+    if (stops.met()) release_spaces();
+  }
+
+  // White space at the text's end, unless a call is all that it touches.
+  void release_spaces() {
+    std::string last = std::exchange(spaces, {});
+    if (!frames_call) emit_text<TextDelta>(std::move(last));
   }
 
   void spaced_text(std::string_view text) {
@@ -498,7 +505,7 @@ struct ReplyReader::State {
     if (end == ReplyEnd::cut && in_call) return;
     advance();
     spaced_text(stops.flush());
-    if (!frames_call) emit_text<TextDelta>(std::exchange(spaces, {}));
+    release_spaces();
   }
 
   static constexpr std::string_view all_controls = "\xF8\xF9\xFA\xFB";

@@ -441,6 +441,15 @@ TEST(StopStrings, StopTheReader) {
   EXPECT_EQ(reply.text, "one ");
 }
 
+TEST(StopStrings, TextBeforeThemIsOutAtOnce) {
+  ReaderOptions options = with_tools();
+  options.stop = {"END"};
+  ReplyReader reader(text::test::synthetic_tokenizer(), options);
+  Reply reply;
+  reply.take(reader.push(tokens_of("one \nEND")));
+  EXPECT_EQ(reply.text, "one \n");
+}
+
 TEST(StopStrings, CountInContentOnly) {
   ReaderOptions options = thinking();
   options.stop = {"x", "<tool_call>", "</think>"};

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <random>
 
 #include "text/assets.h"
@@ -306,9 +306,9 @@ TEST(RealVocabulary, OddTextsAreReadInReasonableTime) {
                                    std::string("é "), std::string("\xCC\x81")}) {
     std::string text;
     while (text.size() < 300'000) text += piece;
-    const auto began = std::chrono::steady_clock::now();
+    const std::clock_t began = std::clock();  // of this process: the machine may be busy
     EXPECT_FALSE(encode(*tokenizer, text).empty());
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << piece;
+    EXPECT_LT(static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC, 5.0) << piece;
   }
 }
 

@@ -20,6 +20,16 @@ pub enum Fault {
     Internal(String),
 }
 
+// The header promises that these handles may be shared between threads, and that a matcher may move to another one.
+const fn shared<T: Sync + Send>() {}
+const fn movable<T: Send>() {}
+const _: () = {
+    shared::<Tokenizer>();
+    shared::<Template>();
+    shared::<Grammars>();
+    movable::<Matcher>();
+};
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Text {
