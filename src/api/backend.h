@@ -1,4 +1,5 @@
-// All that the dialects need of the engine and the model, as values and functions, so that tests run them without either.
+// All that the dialects need of the engine and the model, as values and functions, so that tests run them without
+// either.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +44,12 @@ struct SamplingDefaults {
 };
 
 struct Backend {
-  std::string model;                  // the name that answers report
-  std::vector<std::string> aliases;   // other names that requests may use
-  std::string fingerprint;            // of model and build: what may change the tokens of a seed
-  std::int64_t created = 0;           // when the server started, seconds since 1970
-  int context = 0;                    // prompt and reply together
-  int vocabulary = 0;                 // width of the model's masks
+  std::string model;                 // the name that answers report
+  std::vector<std::string> aliases;  // other names that requests may use
+  std::string fingerprint;           // of model and build: what may change the tokens of a seed
+  std::int64_t created = 0;          // when the server started, seconds since 1970
+  int context = 0;                   // prompt and reply together
+  int vocabulary = 0;                // width of the model's masks
   int lanes = 0;
   bool has_draft = false;
   SamplingDefaults sampling;

@@ -71,17 +71,20 @@ TEST(ChatRequest, BadFieldsAreNamed) {
       {with(R"("tools":[{"type":"web_search"}])"), "tools[0].type"},
       {with(R"("tools":[{"type":"function"}])"), "tools[0].function"},
       {with(R"("tools":[{"type":"function","function":{"name":"a b"}}])"), "tools[0].function.name"},
-      {with(R"("tools":[{"type":"function","function":{"name":"a","parameters":[]}}])"), "tools[0].function.parameters"},
+      {with(R"("tools":[{"type":"function","function":{"name":"a","parameters":[]}}])"),
+       "tools[0].function.parameters"},
       {with(R"("tools":[{"type":"function","function":{"name":"a","strict":1}}])"), "tools[0].function.strict"},
       {with(R"("tools":[{"function":{"name":"a"}},{"function":{"name":"a"}}])"), "tools[1].function.name"},
       {with(R"("tool_choice":"required")"), "tool_choice"},
       {with(R"("tools":[{"function":{"name":"a"}}],"tool_choice":"required")"), "tool_choice"},
-      {with(R"("tools":[{"function":{"name":"a"}}],"tool_choice":{"type":"function","function":{"name":"a"}})"), "tool_choice"},
+      {with(R"("tools":[{"function":{"name":"a"}}],"tool_choice":{"type":"function","function":{"name":"a"}})"),
+       "tool_choice"},
       {with(R"("tool_choice":"sometimes")"), "tool_choice"},
       {with(R"("response_format":"json")"), "response_format"},
       {with(R"("response_format":{"type":"yaml"})"), "response_format.type"},
       {with(R"("response_format":{"type":"json_schema"})"), "response_format.json_schema"},
-      {with(R"("response_format":{"type":"json_schema","json_schema":{"name":"x"}})"), "response_format.json_schema.schema"},
+      {with(R"("response_format":{"type":"json_schema","json_schema":{"name":"x"}})"),
+       "response_format.json_schema.schema"},
       {with(R"("tools":[{"function":{"name":"a"}}],"response_format":{"type":"json_object"})"), "response_format"},
       {R"({})", "messages"},
       {with_messages("null"), "messages"},
@@ -95,14 +98,18 @@ TEST(ChatRequest, BadFieldsAreNamed) {
       {with_messages(R"([{"role":"user","content":5}])"), "messages[0].content"},
       {with_messages(R"([{"role":"user","content":"a"},{"role":"user","content":["b"]}])"), "messages[1].content[0]"},
       {with_messages(R"([{"role":"user","content":[{"text":"b"}]}])"), "messages[0].content[0].type"},
-      {with_messages(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":1}]}])"), "messages[0].content[1].text"},
+      {with_messages(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":1}]}])"),
+       "messages[0].content[1].text"},
       {with_messages(R"([{"role":"user","content":[{"type":"text"}]}])"), "messages[0].content[0].text"},
-      {with_messages(R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}])"), "messages[0].content[0].type"},
+      {with_messages(R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}])"),
+       "messages[0].content[0].type"},
       {with_messages(R"([{"role":"assistant","content":"x","reasoning_content":1}])"), "messages[0].reasoning_content"},
       {with_messages(R"([{"role":"assistant","tool_calls":{}}])"), "messages[0].tool_calls"},
       {with_messages(R"([{"role":"assistant","tool_calls":[{"id":"x"}]}])"), "messages[0].tool_calls[0].function"},
-      {with_messages(R"([{"role":"assistant","tool_calls":[{"function":{"name":""}}]}])"), "messages[0].tool_calls[0].function.name"},
-      {with_messages(R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":5}}]}])"), "messages[0].tool_calls[0].function.arguments"},
+      {with_messages(R"([{"role":"assistant","tool_calls":[{"function":{"name":""}}]}])"),
+       "messages[0].tool_calls[0].function.name"},
+      {with_messages(R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":5}}]}])"),
+       "messages[0].tool_calls[0].function.arguments"},
       {with_messages(R"([{"role":"tool","tool_call_id":7,"content":"x"}])"), "messages[0].tool_call_id"},
   };
   for (const auto& item : cases) {
@@ -117,10 +124,11 @@ TEST(ChatRequest, BadFieldsAreNamed) {
 // FC-MI-08
 TEST(ChatRequest, BrokenJson) {
   const std::string deep = R"({"x":)" + std::string(10'000, '[') + std::string(10'000, ']') + "}";
-  for (const std::string& body : {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string("\"x\""),
-                                  with(R"("a":1,)"), with(R"("a":NaN)"), with(R"("a":1e999)"), with(R"("a":"\x")"), with(R"("a":'b')"),
-                                  with("\"a\":\"\xff\""), with("\"a\":\"\xed\xa0\x80\""), "\xef\xbb\xbf" + with(""),
-                                  with("\"a\":\"b\nc\""), with("") + "x", "/* */" + with(""), deep}) {
+  for (const std::string& body :
+       {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string("\"x\""),
+        with(R"("a":1,)"), with(R"("a":NaN)"), with(R"("a":1e999)"), with(R"("a":"\x")"), with(R"("a":'b')"),
+        with("\"a\":\"\xff\""), with("\"a\":\"\xed\xa0\x80\""), "\xef\xbb\xbf" + with(""), with("\"a\":\"b\nc\""),
+        with("") + "x", "/* */" + with(""), deep}) {
     const auto request = read_chat_request(body, backend());
     ASSERT_FALSE(request) << body.substr(0, 100);
     EXPECT_EQ(request.error().status, 400);
@@ -128,13 +136,16 @@ TEST(ChatRequest, BrokenJson) {
 }
 
 TEST(ChatRequest, HarmlessFieldsAndNullsAreTaken) {
-  for (const char* more :
-       {"", R"("user":"me","metadata":{},"store":true,"service_tier":"auto","prompt_cache_key":"k","safety_identifier":"x")",
-        R"("temperature":null,"top_p":null,"top_k":null,"seed":null,"stop":null,"n":null,"max_tokens":null,"stream":null)",
-        R"("tools":null,"tool_choice":null,"response_format":null,"stream_options":null,"logit_bias":{},"stop":[])",
-        R"("tools":[],"tool_choice":"auto")", R"("tool_choice":"none")", R"("n":1,"logprobs":false,"presence_penalty":0)",
-        R"("model":"test/model")", R"("model":"alias")", R"("response_format":{"type":"text"})",
-        R"("tools":[{"type":"function","function":{"name":"a","parameters":null}}],"parallel_tool_calls":true)"}) {
+  for (
+      const char* more :
+      {"",
+       R"("user":"me","metadata":{},"store":true,"service_tier":"auto","prompt_cache_key":"k","safety_identifier":"x")",
+       R"("temperature":null,"top_p":null,"top_k":null,"seed":null,"stop":null,"n":null,"max_tokens":null,"stream":null)",
+       R"("tools":null,"tool_choice":null,"response_format":null,"stream_options":null,"logit_bias":{},"stop":[])",
+       R"("tools":[],"tool_choice":"auto")", R"("tool_choice":"none")",
+       R"("n":1,"logprobs":false,"presence_penalty":0)", R"("model":"test/model")", R"("model":"alias")",
+       R"("response_format":{"type":"text"})",
+       R"("tools":[{"type":"function","function":{"name":"a","parameters":null}}],"parallel_tool_calls":true)"}) {
     const auto request = read_chat_request(with(more), backend());
     EXPECT_TRUE(request) << more << "\n" << (request ? "" : request.error().message);
   }
@@ -150,7 +161,9 @@ TEST(ChatRequest, SamplingOverTheModelsDefaults) {
   EXPECT_EQ(plain.min_p, 0.1f);
   EXPECT_NE(plain.seed, read_chat_request(with(""), tuned)->generation.sampling.seed);
 
-  auto stated = read_chat_request(with(R"("temperature":0,"top_k":-1,"top_p":1e-60,"min_p":1,"seed":18446744073709551615)"), tuned)->generation.sampling;
+  auto stated = read_chat_request(
+                    with(R"("temperature":0,"top_k":-1,"top_p":1e-60,"min_p":1,"seed":18446744073709551615)"), tuned)
+                    ->generation.sampling;
   EXPECT_EQ(stated.temperature, 0.0f);
   EXPECT_EQ(stated.top_k, 0);
   EXPECT_GT(stated.top_p, 0.0f);
@@ -160,7 +173,8 @@ TEST(ChatRequest, SamplingOverTheModelsDefaults) {
 }
 
 TEST(ChatRequest, LimitsAndStops) {
-  const auto both = read_chat_request(with(R"("max_tokens":5,"max_completion_tokens":7,"stop":"end","timeout":2.5)"), backend());
+  const auto both =
+      read_chat_request(with(R"("max_tokens":5,"max_completion_tokens":7,"stop":"end","timeout":2.5)"), backend());
   EXPECT_EQ(both->generation.max_tokens, 7);
   EXPECT_EQ(both->generation.max_tokens_field, "max_completion_tokens");
   EXPECT_EQ(both->generation.stop, std::vector<std::string>{"end"});
@@ -176,7 +190,8 @@ TEST(ChatRequest, MessagesOfEveryRole) {
           {"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}}]},
       {"role":"tool","tool_call_id":"call_1","content":[{"type":"text","text":"42"}]},
       {"role":"system","content":""},
-      {"role":"assistant","content":"done"}])"), backend());
+      {"role":"assistant","content":"done"}])"),
+                                         backend());
   ASSERT_TRUE(request) << request.error().message;
   const auto& messages = request->generation.conversation.messages;
   ASSERT_EQ(messages.size(), 6u);
@@ -191,7 +206,8 @@ TEST(ChatRequest, MessagesOfEveryRole) {
 
 TEST(ChatRequest, LoneSurrogatesBecomeReplacementCharacters) {
   const auto content = [](const std::string& escaped) {
-    const auto request = read_chat_request(R"({"messages":[{"role":"user","content":")" + escaped + R"("}]})", backend());
+    const auto request =
+        read_chat_request(R"({"messages":[{"role":"user","content":")" + escaped + R"("}]})", backend());
     return request ? request->generation.conversation.messages[0].content : "error: " + request.error().message;
   };
   EXPECT_EQ(content(R"(\ud83d\ude00)"), "😀");
@@ -204,11 +220,15 @@ TEST(ChatRequest, LoneSurrogatesBecomeReplacementCharacters) {
 TEST(ChatRequest, ThinkingVariables) {
   Backend with_default = backend();
   with_default.reasoning_effort = "low";
-  const auto variables = [&](const char* more) { return read_chat_request(with(more), with_default)->generation.conversation.template_variables; };
+  const auto variables = [&](const char* more) {
+    return read_chat_request(with(more), with_default)->generation.conversation.template_variables;
+  };
   EXPECT_EQ(variables("").at("reasoning_effort"), "low");
   EXPECT_EQ(variables(R"("reasoning_effort":"high")").at("reasoning_effort"), "high");
   EXPECT_EQ(variables(R"("enable_thinking":false)").at("enable_thinking"), false);
-  EXPECT_EQ(variables(R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":false,"other":1})").at("enable_thinking"), false);
+  EXPECT_EQ(variables(R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":false,"other":1})")
+                .at("enable_thinking"),
+            false);
   EXPECT_FALSE(variables(R"("chat_template_kwargs":{"enable_thinking":null})").contains("enable_thinking"));
 }
 

@@ -8,23 +8,31 @@ namespace {
 int status_of(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::invalid:
-    case ErrorKind::unsupported: return 400;
-    case ErrorKind::not_found: return 404;
+    case ErrorKind::unsupported:
+      return 400;
+    case ErrorKind::not_found:
+      return 404;
     case ErrorKind::overloaded:
-    case ErrorKind::cancelled: return 503;  // the engine cancels by itself only when the server ends
-    case ErrorKind::timeout: return 504;
+    case ErrorKind::cancelled:
+      return 503;  // the engine cancels by itself only when the server ends
+    case ErrorKind::timeout:
+      return 504;
     case ErrorKind::corrupt:
     case ErrorKind::io:
-    case ErrorKind::internal: return 500;
+    case ErrorKind::internal:
+      return 500;
   }
   return 500;
 }
 
 std::string_view code_of(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::unsupported: return "unsupported_parameter";
-    case ErrorKind::cancelled: return "server_shutdown";
-    default: return code_of_status(status_of(kind));
+    case ErrorKind::unsupported:
+      return "unsupported_parameter";
+    case ErrorKind::cancelled:
+      return "server_shutdown";
+    default:
+      return code_of_status(status_of(kind));
   }
 }
 
@@ -32,18 +40,29 @@ std::string_view code_of(ErrorKind kind) {
 
 std::string_view code_of_status(int status) {
   switch (status) {
-    case 401: return "authentication_error";
-    case 403: return "forbidden";
-    case 404: return "not_found";
-    case 405: return "method_not_allowed";
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "forbidden";
+    case 404:
+      return "not_found";
+    case 405:
+      return "method_not_allowed";
     case 408:
-    case 504: return "request_timeout";
-    case 413: return "request_too_large";
-    case 500: return "internal_server_error";
-    case 501: return "not_implemented";
-    case 503: return "server_overloaded";
-    case 505: return "http_version_not_supported";
-    default: return "invalid_request_error";
+    case 504:
+      return "request_timeout";
+    case 413:
+      return "request_too_large";
+    case 500:
+      return "internal_server_error";
+    case 501:
+      return "not_implemented";
+    case 503:
+      return "server_overloaded";
+    case 505:
+      return "http_version_not_supported";
+    default:
+      return "invalid_request_error";
   }
 }
 

@@ -46,7 +46,8 @@ Result<std::shared_ptr<link::TokenConstraint>> constraint_for(const Backend& bac
   if (!std::holds_alternative<AnyText>(request.format)) {
     SPLASH_TRY(const auto grammars, backend.grammars());
     const auto start = starts_in_reasoning ? text::GrammarStart::after_reasoning : text::GrammarStart::at_once;
-    if (const auto* schema = std::get_if<JsonSchema>(&request.format)) return grammars->json_schema(schema->schema, start);
+    if (const auto* schema = std::get_if<JsonSchema>(&request.format))
+      return grammars->json_schema(schema->schema, start);
     return grammars->json_object(start);
   }
   if (!request.allow_tool_calls && !request.conversation.tools.empty())
@@ -68,18 +69,19 @@ Answer<PreparedGeneration> prepare(const Backend& backend, GenerationRequest req
   }
   const int prompt_tokens = static_cast<int>(prompt->tokens.size());
   if (prompt_tokens >= backend.context)
-    return tl::unexpected(ApiError(400, "context_length_exceeded",
-                                   fmt::format("the prompt has {} tokens; this model's context is {} tokens, prompt and "
-                                               "reply together",
-                                               prompt_tokens, backend.context),
-                                   request.prompt_field));
+    return tl::unexpected(
+        ApiError(400, "context_length_exceeded",
+                 fmt::format("the prompt has {} tokens; this model's context is {} tokens, prompt and "
+                             "reply together",
+                             prompt_tokens, backend.context),
+                 request.prompt_field));
   if (request.max_tokens && *request.max_tokens > backend.context - prompt_tokens)
-    return tl::unexpected(ApiError(400, "context_length_exceeded",
-                                   fmt::format("the prompt has {} tokens and {} asks for {} more; this model's context is "
-                                               "{} tokens, prompt and reply together",
-                                               prompt_tokens, request.max_tokens_field, *request.max_tokens,
-                                               backend.context),
-                                   request.max_tokens_field));
+    return tl::unexpected(
+        ApiError(400, "context_length_exceeded",
+                 fmt::format("the prompt has {} tokens and {} asks for {} more; this model's context is "
+                             "{} tokens, prompt and reply together",
+                             prompt_tokens, request.max_tokens_field, *request.max_tokens, backend.context),
+                 request.max_tokens_field));
   auto constraint = constraint_for(backend, request, prompt->starts_in_reasoning);
   if (!constraint) {
     ApiError error(constraint.error());
@@ -182,9 +184,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   void count_reasoning(Token token) {
-    if (token == think_close_) in_reasoning_ = false;
-    else if (in_reasoning_) usage_.reasoning_tokens++;
-    else if (token == think_open_) in_reasoning_ = true;
+    if (token == think_close_)
+      in_reasoning_ = false;
+    else if (in_reasoning_)
+      usage_.reasoning_tokens++;
+    else if (token == think_open_)
+      in_reasoning_ = true;
   }
 
   void on_finished(const link::Finished& finished) {
@@ -193,9 +198,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
       usage_.completion_tokens = finished.usage.reply_tokens;
       const bool cut = finished.reason == link::FinishReason::length;
       say(reader_.finish(cut ? chat::ReplyEnd::cut : chat::ReplyEnd::natural));
-      if (reader_.stopped()) early_finish_ = ReplyFinish::stop_string;
+      if (reader_.stopped())
+        early_finish_ = ReplyFinish::stop_string;
       else if (!early_finish_)
-        early_finish_ = cut ? ReplyFinish::length : reader_.has_tool_calls() ? ReplyFinish::tool_calls : ReplyFinish::stop;
+        early_finish_ = cut                        ? ReplyFinish::length
+                        : reader_.has_tool_calls() ? ReplyFinish::tool_calls
+                                                   : ReplyFinish::stop;
     }
     complete();
   }

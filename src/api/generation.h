@@ -29,12 +29,12 @@ struct GenerationRequest {
   chat::Conversation conversation;
   link::Sampling sampling;
   std::optional<int> max_tokens;
-  std::string max_tokens_field;    // the client's own name of it, for errors
-  std::string prompt_field;        // likewise: "messages", "input", ...
+  std::string max_tokens_field;  // the client's own name of it, for errors
+  std::string prompt_field;      // likewise: "messages", "input", ...
   std::vector<std::string> stop;
   ReplyFormat format;
-  bool allow_tool_calls = true;    // false: the tools are shown to the model, but a call cannot be opened
-  bool parallel_tool_calls = true; // false: the reply ends with the first call
+  bool allow_tool_calls = true;     // false: the tools are shown to the model, but a call cannot be opened
+  bool parallel_tool_calls = true;  // false: the reply ends with the first call
   std::optional<Duration> time_limit;
 };
 

@@ -14,7 +14,10 @@ int hex4(const char* digits) {
   int value = 0;
   for (int i = 0; i < 4; ++i) {
     const char c = digits[i];
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
     if (digit < 0) return -1;
     value = value * 16 + digit;
   }
@@ -60,14 +63,20 @@ bool all_finite(const json::value& value) {
 
 std::string_view kind_name(const json::value& value) {
   switch (value.kind()) {
-    case json::kind::null: return "null";
-    case json::kind::bool_: return "a boolean";
+    case json::kind::null:
+      return "null";
+    case json::kind::bool_:
+      return "a boolean";
     case json::kind::int64:
     case json::kind::uint64:
-    case json::kind::double_: return "a number";
-    case json::kind::string: return "a string";
-    case json::kind::array: return "an array";
-    case json::kind::object: return "an object";
+    case json::kind::double_:
+      return "a number";
+    case json::kind::string:
+      return "a string";
+    case json::kind::array:
+      return "an array";
+    case json::kind::object:
+      return "an object";
   }
   return "nothing";
 }
@@ -140,14 +149,16 @@ Result<std::optional<std::int64_t>> Fields::integer(std::string_view name, Integ
     number = value->get_int64();
   } else if (value->is_uint64()) {
     number = std::numeric_limits<std::int64_t>::max();
-  } else if (value->is_double() && std::trunc(value->get_double()) == value->get_double() && std::abs(value->get_double()) < 0x1p53) {
+  } else if (value->is_double() && std::trunc(value->get_double()) == value->get_double() &&
+             std::abs(value->get_double()) < 0x1p53) {
     number = static_cast<std::int64_t>(value->get_double());
   }
   if (!number) return wrong_type(name, "an integer");
   if (*number < range.least || *number > range.most)
     return range.most == std::numeric_limits<std::int64_t>::max()
                ? fail_parameter(ErrorKind::invalid, path, "{} must be at least {}", path, range.least)
-               : fail_parameter(ErrorKind::invalid, path, "{} must be between {} and {}", path, range.least, range.most);
+               : fail_parameter(ErrorKind::invalid, path, "{} must be between {} and {}", path, range.least,
+                                range.most);
   return number;
 }
 

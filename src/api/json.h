@@ -15,9 +15,9 @@ namespace splash::api {
 
 namespace json = boost::json;
 
-// A body that must be one JSON object. Strict: UTF-8 only, no comments, no trailing commas, no byte order mark, nesting up to
-// http::max_json_depth, finite numbers. Of equal keys the last one counts, as in the clients' own parsers. An escaped
-// surrogate without its partner (JavaScript cuts strings in the middle of characters) becomes U+FFFD.
+// A body that must be one JSON object. Strict: UTF-8 only, no comments, no trailing commas, no byte order mark, nesting
+// up to http::max_json_depth, finite numbers. Of equal keys the last one counts, as in the clients' own parsers. An
+// escaped surrogate without its partner (JavaScript cuts strings in the middle of characters) becomes U+FFFD.
 Result<json::object> parse_object(std::string body);
 
 // The fields of one object of a request. Null counts as absent throughout. Errors carry the whole path of the field,

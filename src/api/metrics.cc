@@ -13,8 +13,8 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-const prometheus::Histogram::BucketBoundaries seconds_bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-                                                                1,     2.5,    5,     10,   30,    60,   300, 900, 1800};
+const prometheus::Histogram::BucketBoundaries seconds_bounds = {
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 1800};
 
 MetricFamily family(std::string name, std::string help, MetricType type) {
   MetricFamily out;
@@ -101,10 +101,11 @@ void add_engine(const EngineStatus& status, std::vector<MetricFamily>& out) {
   out.push_back(counter("snapshots_evicted_total", "Recurrent states given up", status.snapshots_evicted));
   out.push_back(gauge("requests_queued", "Requests waiting for a lane", static_cast<double>(status.queued)));
   out.push_back(gauge("requests_running", "Requests on a lane", static_cast<double>(status.running)));
-  out.push_back(labelled("pages", "KV pages by use", MetricType::Gauge, "use",
-                         {{"lanes", status.pages_lanes},
-                          {"cached", status.pages_cached},
-                          {"free", status.pages_total - std::min(status.pages_total, status.pages_lanes + status.pages_cached)}}));
+  out.push_back(labelled(
+      "pages", "KV pages by use", MetricType::Gauge, "use",
+      {{"lanes", status.pages_lanes},
+       {"cached", status.pages_cached},
+       {"free", status.pages_total - std::min(status.pages_total, status.pages_lanes + status.pages_cached)}}));
   out.push_back(labelled("snapshots", "Places for recurrent states by use", MetricType::Gauge, "use",
                          {{"used", status.snapshots_used},
                           {"free", status.snapshots_total - std::min(status.snapshots_total, status.snapshots_used)}}));

@@ -14,7 +14,7 @@ class Metrics {
  public:
   Metrics();
   ~Metrics();
-  void request_ended(int status);             // of any route but the probes
+  void request_ended(int status);  // of any route but the probes
   void first_token_after(Duration since_arrival);
   void generation_took(Duration since_arrival);
   std::string text(const Backend& backend) const;  // Prometheus text format 0.0.4

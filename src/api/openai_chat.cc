@@ -12,9 +12,12 @@ namespace {
 const char* finish_name(ReplyFinish finish) {
   switch (finish) {
     case ReplyFinish::stop:
-    case ReplyFinish::stop_string: return "stop";
-    case ReplyFinish::length: return "length";
-    case ReplyFinish::tool_calls: return "tool_calls";
+    case ReplyFinish::stop_string:
+      return "stop";
+    case ReplyFinish::length:
+      return "length";
+    case ReplyFinish::tool_calls:
+      return "tool_calls";
   }
   return "stop";
 }
@@ -41,7 +44,11 @@ class ChatWriter : public ReplyWriter {
 
  protected:
   json::object frame(std::string_view object) const {
-    return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_}, {"system_fingerprint", fingerprint_}};
+    return {{"id", id_},
+            {"object", object},
+            {"created", created_},
+            {"model", model_},
+            {"system_fingerprint", fingerprint_}};
   }
 
   std::shared_ptr<http::Exchange> exchange_;
@@ -77,10 +84,8 @@ class WholeWriter final : public ChatWriter {
     if (!reasoning_.empty()) message["reasoning_content"] = reasoning_;
     if (!calls_.empty()) message["tool_calls"] = std::move(calls_);
     json::object answer = frame("chat.completion");
-    answer["choices"] = {{{"index", 0},
-                          {"message", std::move(message)},
-                          {"logprobs", nullptr},
-                          {"finish_reason", finish_name(finish)}}};
+    answer["choices"] = {
+        {{"index", 0}, {"message", std::move(message)}, {"logprobs", nullptr}, {"finish_reason", finish_name(finish)}}};
     answer["usage"] = usage_object(usage);
     answer["splash"] = splash_object(usage);
     exchange_->respond({.body = json::serialize(answer)});
@@ -97,8 +102,8 @@ class WholeWriter final : public ChatWriter {
   json::array calls_;
 };
 
-// The head of the stream is held back until the engine has started or the first keep-alive is due, so that an early failure
-// still gets its real HTTP status.
+// The head of the stream is held back until the engine has started or the first keep-alive is due, so that an early
+// failure still gets its real HTTP status.
 class StreamWriter final : public ChatWriter {
  public:
   StreamWriter(const Backend& backend, bool include_usage, std::shared_ptr<http::Exchange> exchange)
@@ -112,8 +117,10 @@ class StreamWriter final : public ChatWriter {
   // Clients with a timeout on data overlook comments, but a comment is all that may precede the role.
   void keep_alive() override {
     open();
-    if (role_sent_) send_delta({});
-    else exchange_->write(http::sse_comment("splash-keepalive"));
+    if (role_sent_)
+      send_delta({});
+    else
+      exchange_->write(http::sse_comment("splash-keepalive"));
   }
 
   void output(const chat::OutputEvent& event) override {
@@ -161,7 +168,8 @@ class StreamWriter final : public ChatWriter {
 
   json::object chunk(json::object delta, json::value finish) const {
     json::object out = frame("chat.completion.chunk");
-    out["choices"] = {{{"index", 0}, {"delta", std::move(delta)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}}};
+    out["choices"] = {
+        {{"index", 0}, {"delta", std::move(delta)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}}};
     if (include_usage_) out["usage"] = nullptr;
     return out;
   }

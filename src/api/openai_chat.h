@@ -17,8 +17,8 @@ struct ChatRequest {
   bool include_usage = false;
 };
 
-// Checks every field before anything slow is done. Fields that would change the answer in a way we cannot give are refused
-// by name; those that would not are ignored.
+// Checks every field before anything slow is done. Fields that would change the answer in a way we cannot give are
+// refused by name; those that would not are ignored.
 Answer<ChatRequest> read_chat_request(std::string body, const Backend& backend);
 
 // The answer: one object, or a stream of chunks.

@@ -42,7 +42,9 @@ Result<chat::Message> read_message(const json::value& value, const std::string& 
   if (!role) return fields.wrong_type("role", "a string");
   chat::Message out;
   auto known = chat::role_from_name(*role);
-  if (!known) return fail_parameter(ErrorKind::invalid, fields.path_of("role"), "{}: {}", fields.path_of("role"), known.error().message);
+  if (!known)
+    return fail_parameter(ErrorKind::invalid, fields.path_of("role"), "{}: {}", fields.path_of("role"),
+                          known.error().message);
   out.role = *known;
   SPLASH_TRY(out.content, read_text_content(fields, "content"));
   const bool has_content = fields.find("content") != nullptr;
@@ -88,7 +90,8 @@ Result<ReplyFormat> read_response_format(const Fields& fields) {
   if (*type == "text") return AnyText{};
   if (*type == "json_object") return AnyJsonObject{};
   if (*type != "json_schema")
-    return fail_parameter(ErrorKind::invalid, format.path_of("type"), "response_format.type must be text, json_object or json_schema");
+    return fail_parameter(ErrorKind::invalid, format.path_of("type"),
+                          "response_format.type must be text, json_object or json_schema");
   SPLASH_TRY(const json::object* wrapper, format.object("json_schema"));
   if (!wrapper) return format.wrong_type("json_schema", "an object");
   const Fields schema(*wrapper, "response_format.json_schema");

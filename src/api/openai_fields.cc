@@ -16,7 +16,8 @@ namespace {
 constexpr std::array<std::string_view, 7> efforts = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
 // What the server itself hands to the template.
 constexpr std::array<std::string_view, 9> reserved_variables = {
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
+    "add_generation_prompt", "chat_template", "continue_final_message",
+    "conversation",          "documents",     "messages",
     "return_dict",           "tokenize",      "tools"};
 
 std::uint64_t random_seed() {
@@ -25,9 +26,8 @@ std::uint64_t random_seed() {
 }
 
 bool is_tool_name(std::string_view name) {
-  return !name.empty() && name.size() <= max_tool_name_bytes && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) || c == '_' || c == '-';
-  });
+  return !name.empty() && name.size() <= max_tool_name_bytes &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
 }
 
 Status check_effort(const Fields& fields, std::string_view name) {
@@ -45,19 +45,21 @@ Answer<std::monostate> check_model(const Fields& fields, const Backend& backend)
   if (!model) return std::monostate{};
   if (model->is_string()) {
     const std::string_view name = model->get_string();
-    if (name == backend.model || std::find(backend.aliases.begin(), backend.aliases.end(), name) != backend.aliases.end())
+    if (name == backend.model ||
+        std::find(backend.aliases.begin(), backend.aliases.end(), name) != backend.aliases.end())
       return std::monostate{};
   }
-  return tl::unexpected(ApiError(404, "model_not_found",
-                                 fmt::format("this model is not served here; the served one is '{}' (GET /v1/models)", backend.model),
-                                 "model"));
+  return tl::unexpected(ApiError(
+      404, "model_not_found",
+      fmt::format("this model is not served here; the served one is '{}' (GET /v1/models)", backend.model), "model"));
 }
 
 Result<link::Sampling> read_sampling(const Fields& fields, const SamplingDefaults& defaults) {
   link::Sampling out;
   SPLASH_TRY(const auto temperature, fields.number("temperature", {0.0, 2.0}));
   out.temperature = static_cast<float>(temperature.value_or(defaults.temperature));
-  if (out.temperature > 0.0f) out.temperature = std::max(out.temperature, static_cast<float>(least_sampled_temperature));
+  if (out.temperature > 0.0f)
+    out.temperature = std::max(out.temperature, static_cast<float>(least_sampled_temperature));
   SPLASH_TRY(const auto top_p, fields.number("top_p", {0.0, 1.0, false}));
   // A value that is more than 0 only as a double still keeps the most probable token.
   out.top_p = std::max(static_cast<float>(top_p.value_or(defaults.top_p)), std::numeric_limits<float>::min());
@@ -76,7 +78,8 @@ Result<std::vector<std::string>> read_stop(const Fields& fields) {
   std::vector<std::string> out;
   if (!value) return out;
   const auto add = [&](const json::value& item, const std::string& path) -> Status {
-    if (!item.is_string()) return fail_parameter(ErrorKind::invalid, path, "{} must be a string, not {}", path, kind_name(item));
+    if (!item.is_string())
+      return fail_parameter(ErrorKind::invalid, path, "{} must be a string, not {}", path, kind_name(item));
     const std::string_view text = item.get_string();
     if (text.empty()) return fail_parameter(ErrorKind::invalid, path, "{} must not be empty", path);
     if (text.size() > max_stop_bytes)
@@ -118,7 +121,8 @@ Result<std::vector<chat::Tool>> read_tools(const Fields& fields) {
     const Fields tool(item.get_object(), path);
     SPLASH_TRY(const auto type, tool.string("type"));
     if (type.value_or("function") != "function")
-      return fail_parameter(ErrorKind::unsupported, tool.path_of("type"), "tools of type '{}' are not supported, only 'function'", *type);
+      return fail_parameter(ErrorKind::unsupported, tool.path_of("type"),
+                            "tools of type '{}' are not supported, only 'function'", *type);
     SPLASH_TRY(const json::object* function, tool.object("function"));
     if (!function) return tool.wrong_type("function", "an object");
     const Fields inner(*function, tool.path_of("function"));
@@ -127,7 +131,8 @@ Result<std::vector<chat::Tool>> read_tools(const Fields& fields) {
       return fail_parameter(ErrorKind::invalid, inner.path_of("name"), "{} must be 1 to {} letters, digits, '_' or '-'",
                             inner.path_of("name"), max_tool_name_bytes);
     if (!names.insert(*name).second)
-      return fail_parameter(ErrorKind::invalid, inner.path_of("name"), "{} repeats the name of an earlier tool", inner.path_of("name"));
+      return fail_parameter(ErrorKind::invalid, inner.path_of("name"), "{} repeats the name of an earlier tool",
+                            inner.path_of("name"));
     SPLASH_TRY_STATUS(inner.string("description"));
     SPLASH_TRY_STATUS(inner.boolean("strict"));
     chat::Tool& read = out.emplace_back();
@@ -135,8 +140,10 @@ Result<std::vector<chat::Tool>> read_tools(const Fields& fields) {
     read.definition = item.get_object();
     read.definition["type"] = "function";
     const json::value* parameters = inner.find("parameters");
-    if (parameters && parameters->is_object()) read.parameters = parameters->get_object();
-    else if (parameters && !parameters->is_bool()) return inner.wrong_type("parameters", "an object");
+    if (parameters && parameters->is_object())
+      read.parameters = parameters->get_object();
+    else if (parameters && !parameters->is_bool())
+      return inner.wrong_type("parameters", "an object");
   }
   return out;
 }
@@ -149,12 +156,14 @@ Result<ToolChoice> read_tool_choice(const Fields& fields, bool has_tools) {
     const std::string_view choice = value->get_string();
     if (choice == "auto") return ToolChoice::automatic;
     if (choice == "none") return ToolChoice::none;
-    if (choice != "required") return fail_parameter(ErrorKind::invalid, path, "{} must be auto, none, required or a named function", path);
+    if (choice != "required")
+      return fail_parameter(ErrorKind::invalid, path, "{} must be auto, none, required or a named function", path);
   } else if (!value->is_object()) {
     return fields.wrong_type("tool_choice", "a string or an object");
   }
   if (!has_tools) return fail_parameter(ErrorKind::invalid, path, "{} needs tools, but the request has none", path);
-  return fail_parameter(ErrorKind::unsupported, path, "{}: a required or named call is not supported yet; use auto or none", path);
+  return fail_parameter(ErrorKind::unsupported, path,
+                        "{}: a required or named call is not supported yet; use auto or none", path);
 }
 
 Result<json::object> read_template_variables(const Fields& fields, const std::optional<std::string>& default_effort) {
@@ -173,7 +182,8 @@ Result<json::object> read_template_variables(const Fields& fields, const std::op
   SPLASH_TRY_STATUS(check_effort(inner, "reasoning_effort"));
   for (const auto& [name, value] : *variables) {
     if (std::find(reserved_variables.begin(), reserved_variables.end(), name) != reserved_variables.end())
-      return fail_parameter(ErrorKind::invalid, inner.path_of(name), "{} cannot be set by a request", inner.path_of(name));
+      return fail_parameter(ErrorKind::invalid, inner.path_of(name), "{} cannot be set by a request",
+                            inner.path_of(name));
     if (!value.is_null()) out[name] = value;
   }
   return out;
@@ -196,7 +206,8 @@ Result<std::string> read_text_content(const Fields& fields, std::string_view nam
     const bool refusal = *type == "refusal";
     if (*type != "text" && *type != "input_text" && *type != "output_text" && !refusal)
       return fail_parameter(ErrorKind::unsupported, part.path_of("type"),
-                            "{}: parts of type '{}' are not supported, only text", part.path_of("type"), type->substr(0, 40));
+                            "{}: parts of type '{}' are not supported, only text", part.path_of("type"),
+                            type->substr(0, 40));
     const char* key = refusal ? "refusal" : "text";
     SPLASH_TRY(const auto text, part.string(key));
     if (!text) return part.wrong_type(key, "a string");

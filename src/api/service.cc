@@ -21,17 +21,16 @@ struct Route {
   std::string_view method;
   std::string_view path;
   Access access;
-  void (*run)(Service& service, http::Request request, const Service::Exchange& exchange);
+  void (Service::*run)(http::Request request, const Service::Exchange& exchange);
 };
 
 constexpr std::array routes = {
-    Route{"GET", "/health", Access::open, [](Service& s, http::Request r, const Service::Exchange& e) { s.get_health(r, e); }},
-    Route{"GET", "/ready", Access::open, [](Service& s, http::Request r, const Service::Exchange& e) { s.get_ready(r, e); }},
-    Route{"GET", "/metrics", Access::key, [](Service& s, http::Request r, const Service::Exchange& e) { s.get_metrics(r, e); }},
-    Route{"GET", "/v1/models", Access::key, [](Service& s, http::Request r, const Service::Exchange& e) { s.get_models(r, e); }},
-    Route{"GET", "/v1/models/", Access::key, [](Service& s, http::Request r, const Service::Exchange& e) { s.get_model(r, e); }},
-    Route{"POST", "/v1/chat/completions", Access::key,
-          [](Service& s, http::Request r, const Service::Exchange& e) { s.post_chat(std::move(r), e); }},
+    Route{"GET", "/health", Access::open, &Service::get_health},
+    Route{"GET", "/ready", Access::open, &Service::get_ready},
+    Route{"GET", "/metrics", Access::key, &Service::get_metrics},
+    Route{"GET", "/v1/models", Access::key, &Service::get_models},
+    Route{"GET", "/v1/models/", Access::key, &Service::get_model},
+    Route{"POST", "/v1/chat/completions", Access::key, &Service::post_chat},
 };
 
 bool matches(const Route& route, std::string_view path) {
@@ -63,7 +62,8 @@ bool is_json_type(std::string_view content_type) {
 
 std::optional<ApiError> check_media_type(const http::Head& head) {
   const std::string* type = head.find("Content-Type");
-  if (!type || !is_json_type(*type)) return ApiError(415, "invalid_request_error", "the Content-Type must be application/json");
+  if (!type || !is_json_type(*type))
+    return ApiError(415, "invalid_request_error", "the Content-Type must be application/json");
   const std::string* coding = head.find("Content-Encoding");
   if (coding && !http::equals_ignoring_case(*coding, "identity"))
     return ApiError(415, "invalid_request_error", "compressed bodies (Content-Encoding) are not taken");
@@ -71,7 +71,8 @@ std::optional<ApiError> check_media_type(const http::Head& head) {
 }
 
 bool is_known_method(std::string_view method) {
-  constexpr std::array<std::string_view, 9> known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"};
+  constexpr std::array<std::string_view, 9> known = {"GET",    "HEAD",    "POST",  "PUT",    "PATCH",
+                                                     "DELETE", "OPTIONS", "TRACE", "CONNECT"};
   return std::find(known.begin(), known.end(), method) != known.end();
 }
 
@@ -110,9 +111,11 @@ std::optional<http::Response> Service::refuse(const http::Head& head) {
   std::string allowed;
   const Route* route = find_route(head, allowed);
   if (!route || route->access == Access::key)
-    if (const auto bad_key = guard_.check_key(head)) return refusal({bad_key->status, "authentication_error", bad_key->message});
+    if (const auto bad_key = guard_.check_key(head))
+      return refusal({bad_key->status, "authentication_error", bad_key->message});
   if (!route && allowed.empty())
-    return refusal({404, "not_found", "there is nothing at this path; see GET /v1/models and POST /v1/chat/completions"});
+    return refusal(
+        {404, "not_found", "there is nothing at this path; see GET /v1/models and POST /v1/chat/completions"});
   if (!route) {
     http::Response response = refusal({405, "method_not_allowed", fmt::format("this path takes {}", allowed)});
     response.headers.push_back({"Allow", allowed});
@@ -139,7 +142,7 @@ http::Response Service::preflight(const http::Head& head) {
 void Service::handle(http::Request request, std::shared_ptr<http::Exchange> exchange) {
   std::string allowed;
   const Route* route = find_route(request.head, allowed);  // refuse() let only known ones through
-  route->run(*this, std::move(request), exchange);
+  (this->*route->run)(std::move(request), exchange);
 }
 
 void Service::respond(const Exchange& exchange, http::Response response) {
@@ -148,35 +151,38 @@ void Service::respond(const Exchange& exchange, http::Response response) {
 }
 
 void Service::respond_error(const Exchange& exchange, const ApiError& error) {
-  log::warn("Error · {} · {}{}", error.status, error.code, error.parameter.empty() ? "" : " · " + error.parameter.substr(0, 80));
+  // Names of fields may be logged, except where the client makes them up.
+  const std::string field = error.parameter.substr(0, error.parameter.find("chat_template_kwargs"));
+  log::warn("Error · {} · {}{}{}", error.status, error.code, field.empty() ? "" : " · ", field);
   respond(exchange, openai_error_response(error));
 }
 
-void Service::get_health(const http::Request&, const Exchange& exchange) {
-  exchange->respond({.body = R"({"status":"ok"})"});
-}
+void Service::get_health(http::Request, const Exchange& exchange) { exchange->respond({.body = R"({"status":"ok"})"}); }
 
-void Service::get_ready(const http::Request&, const Exchange& exchange) {
+void Service::get_ready(http::Request, const Exchange& exchange) {
   const bool ready = ready_;
-  exchange->respond({.status = ready ? 200 : 503, .body = ready ? R"({"status":"ready"})" : R"({"status":"unavailable"})"});
+  exchange->respond(
+      {.status = ready ? 200 : 503, .body = ready ? R"({"status":"ready"})" : R"({"status":"unavailable"})"});
 }
 
-void Service::get_metrics(const http::Request&, const Exchange& exchange) {
+void Service::get_metrics(http::Request, const Exchange& exchange) {
   exchange->respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.text(backend_)});
 }
 
-void Service::get_models(const http::Request&, const Exchange& exchange) {
+void Service::get_models(http::Request, const Exchange& exchange) {
   json::array models{model_object(backend_, backend_.model)};
   for (const std::string& alias : backend_.aliases) models.push_back(model_object(backend_, alias));
   respond(exchange, {.body = json::serialize(json::object{{"object", "list"}, {"data", std::move(models)}})});
 }
 
-void Service::get_model(const http::Request& request, const Exchange& exchange) {
+void Service::get_model(http::Request request, const Exchange& exchange) {
   const std::string name = request.head.path.substr(std::string_view("/v1/models/").size());
   const bool known = name == backend_.model ||
                      std::find(backend_.aliases.begin(), backend_.aliases.end(), name) != backend_.aliases.end();
   if (!known)
-    return respond_error(exchange, {404, "model_not_found", fmt::format("this model is not served here; the served one is '{}'", backend_.model), "model"});
+    return respond_error(
+        exchange, {404, "model_not_found",
+                   fmt::format("this model is not served here; the served one is '{}'", backend_.model), "model"});
   respond(exchange, {.body = json::serialize(model_object(backend_, name))});
 }
 

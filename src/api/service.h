@@ -28,12 +28,13 @@ class Service final : public http::Handler {
   // /ready says no from now on (shutting down).
   void set_ready(bool ready) { ready_ = ready; }
 
+  // What the routes lead to (the table is in service.cc).
   using Exchange = std::shared_ptr<http::Exchange>;
-  void get_health(const http::Request& request, const Exchange& exchange);
-  void get_ready(const http::Request& request, const Exchange& exchange);
-  void get_metrics(const http::Request& request, const Exchange& exchange);
-  void get_models(const http::Request& request, const Exchange& exchange);
-  void get_model(const http::Request& request, const Exchange& exchange);
+  void get_health(http::Request request, const Exchange& exchange);
+  void get_ready(http::Request request, const Exchange& exchange);
+  void get_metrics(http::Request request, const Exchange& exchange);
+  void get_models(http::Request request, const Exchange& exchange);
+  void get_model(http::Request request, const Exchange& exchange);
   void post_chat(http::Request request, const Exchange& exchange);
 
  private:

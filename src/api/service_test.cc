@@ -46,9 +46,12 @@ class ServiceTest : public testing::Test {
   }
 
   static std::string chat(const std::string& more) {
-    const std::string body = R"({"messages":[{"role":"user","content":"hi there"}])" + (more.empty() ? "" : "," + more) + "}";
-    return fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
-                       body.size(), body);
+    const std::string body =
+        R"({"messages":[{"role":"user","content":"hi there"}])" + (more.empty() ? "" : "," + more) + "}";
+    return fmt::format(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        "{}\r\n\r\n{}",
+        body.size(), body);
   }
   static std::string get(const char* path, const char* method = "GET", const char* more = "") {
     return fmt::format("{} {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", method, path, more);
@@ -63,7 +66,8 @@ class ServiceTest : public testing::Test {
       if (end == std::string::npos) return false;
       if (so_far.find("Transfer-Encoding: chunked") < end) return so_far.ends_with("0\r\n\r\n");
       const std::size_t length = so_far.find("Content-Length: ");
-      return length > end || so_far.size() - end - 4 >= std::strtoul(so_far.c_str() + length + 16, nullptr, 10) || so_far.starts_with("HTTP/1.1 204");
+      return length > end || so_far.size() - end - 4 >= std::strtoul(so_far.c_str() + length + 16, nullptr, 10) ||
+             so_far.starts_with("HTTP/1.1 204");
     });
     reply.status = status_of(bytes);
     const std::size_t end = bytes.find("\r\n\r\n");
@@ -73,8 +77,10 @@ class ServiceTest : public testing::Test {
     if (reply.head.find("application/json") != std::string::npos) reply.value = json::parse(reply.body, error);
     for (std::size_t i = reply.body.find("data: "); i != std::string::npos; i = reply.body.find("data: ", i + 1)) {
       const std::string line = reply.body.substr(i + 6, reply.body.find("\n\n", i) - i - 6);
-      if (line == "[DONE]") reply.done = true;
-      else reply.chunks.push_back(json::parse(line));
+      if (line == "[DONE]")
+        reply.done = true;
+      else
+        reply.chunks.push_back(json::parse(line));
     }
     return reply;
   }
@@ -92,7 +98,8 @@ class ServiceTest : public testing::Test {
       if (const auto* list = delta.if_contains("tool_calls")) {
         const json::object& call = list->as_array().at(0).as_object();
         const std::size_t index = static_cast<std::size_t>(call.at("index").as_int64());
-        if (index == calls.size()) calls.push_back(call);
+        if (index == calls.size())
+          calls.push_back(call);
         else {
           json::string& arguments = calls.at(index).at("function").at("arguments").as_string();
           arguments += call.at("function").at("arguments").as_string();
@@ -118,8 +125,10 @@ class ServiceTest : public testing::Test {
   std::shared_ptr<Service> service_;
 };
 
-const char* const weather_tool = R"("tools":[{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}])";
-const char* const weather_call = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
+const char* const weather_tool =
+    R"("tools":[{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}])";
+const char* const weather_call =
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
 
 TEST_F(ServiceTest, WholeAnswer) {
   start();
@@ -170,8 +179,9 @@ TEST_F(ServiceTest, StreamedAnswer) {
 TEST_F(ServiceTest, UsageOnlyWhenAskedFor) {
   start();
   engine_->script.reply = "x";
-  for (const char* options : {"", R"(,"stream_options":null)", R"(,"stream_options":{})", R"(,"stream_options":{"include_usage":false})",
-                              R"(,"stream_options":{"include_usage":null})"}) {
+  for (const char* options :
+       {"", R"(,"stream_options":null)", R"(,"stream_options":{})", R"(,"stream_options":{"include_usage":false})",
+        R"(,"stream_options":{"include_usage":null})"}) {
     const Reply reply = ask(chat(std::string(R"("stream":true)") + options));
     EXPECT_EQ(reply.status, 200) << options;
     for (const json::value& chunk : reply.chunks) {
@@ -213,7 +223,8 @@ TEST_F(ServiceTest, ToolCalls) {
     const json::value& message = whole.value.at("choices").at(0).at("message");
     ASSERT_EQ(message.at("tool_calls").as_array().size(), 2u) << whole.body;
     EXPECT_EQ(message.at("tool_calls").at(0).at("function").at("name"), "weather");
-    EXPECT_EQ(json::parse(message.at("tool_calls").at(1).at("function").at("arguments").as_string()), json::parse(R"({"city":"Rome"})"));
+    EXPECT_EQ(json::parse(message.at("tool_calls").at(1).at("function").at("arguments").as_string()),
+              json::parse(R"({"city":"Rome"})"));
     EXPECT_NE(message.at("tool_calls").at(0).at("id"), message.at("tool_calls").at(1).at("id"));
     EXPECT_THAT(std::string(message.at("content").as_string()), testing::StartsWith("I look."));
     EXPECT_EQ(whole.value.at("choices").at(0).at("finish_reason"), "tool_calls");
@@ -221,7 +232,8 @@ TEST_F(ServiceTest, ToolCalls) {
     const json::object streamed = joined(ask(chat(std::string(R"("stream":true,)") + weather_tool)));
     ASSERT_EQ(streamed.at("calls").as_array().size(), 2u);
     EXPECT_EQ(streamed.at("calls").at(1).at("type"), "function");
-    EXPECT_EQ(streamed.at("calls").at(0).at("function").at("arguments"), message.at("tool_calls").at(0).at("function").at("arguments"));
+    EXPECT_EQ(streamed.at("calls").at(0).at("function").at("arguments"),
+              message.at("tool_calls").at(0).at("function").at("arguments"));
     EXPECT_EQ(streamed.at("finish"), "tool_calls");
     EXPECT_EQ(streamed.at("content"), message.at("content"));
   }
@@ -319,13 +331,16 @@ TEST_F(ServiceTest, ErrorsBeforeAndWithinAStream) {
 // FC-OV-01
 TEST_F(ServiceTest, ContextOverflow) {
   start();
-  const auto long_body = [](std::size_t size) { return R"("messages":[{"role":"user","content":")" + std::string(size, 'x') + "\"}]"; };
+  const auto long_body = [](std::size_t size) {
+    return R"("messages":[{"role":"user","content":")" + std::string(size, 'x') + "\"}]";
+  };
   for (const char* stream : {"", R"(,"stream":true)"}) {
     const Reply prompt = ask(chat(long_body(1000) + stream));
     EXPECT_EQ(prompt.status, 400);
     EXPECT_EQ(prompt.value.at("error").at("code"), "context_length_exceeded");
     EXPECT_EQ(prompt.value.at("error").at("param"), "messages");
-    EXPECT_THAT(std::string(prompt.value.at("error").at("message").as_string()), testing::AllOf(HasSubstr("1001"), HasSubstr("1000")));
+    EXPECT_THAT(std::string(prompt.value.at("error").at("message").as_string()),
+                testing::AllOf(HasSubstr("1001"), HasSubstr("1000")));
     const Reply reply = ask(chat(long_body(900) + R"(,"max_completion_tokens":100)" + stream));
     EXPECT_EQ(reply.status, 400);
     EXPECT_EQ(reply.value.at("error").at("param"), "max_completion_tokens");
@@ -356,11 +371,20 @@ TEST_F(ServiceTest, PathsAndMethods) {
   EXPECT_EQ(ask(get("/v1/models", "BREW")).status, 501);
   EXPECT_EQ(ask(get("/v1/models", "OPTIONS")).status, 204);
   EXPECT_EQ(ask(get("/", "GET", "Host: evil.example\r\n")).status, 400);
-  const Reply text = ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
+  const Reply text =
+      ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: "
+          "2\r\n\r\n{}");
   EXPECT_EQ(text.status, 415);
   EXPECT_EQ(ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}").status, 415);
-  EXPECT_EQ(ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}").status, 415);
-  EXPECT_EQ(ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 2\r\n\r\n{}").value.at("error").at("param"), "messages");
+  EXPECT_EQ(ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                "application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}")
+                .status,
+            415);
+  EXPECT_EQ(ask("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json; "
+                "charset=utf-8\r\nContent-Length: 2\r\n\r\n{}")
+                .value.at("error")
+                .at("param"),
+            "messages");
 }
 
 TEST_F(ServiceTest, KeysGuardAllButTheProbes) {
@@ -381,7 +405,8 @@ TEST_F(ServiceTest, KeysGuardAllButTheProbes) {
 
 TEST_F(ServiceTest, Preflight) {
   start(false, {.allowed_origins = {"https://ui.example"}});
-  const Reply allowed = ask(get("/v1/chat/completions", "OPTIONS", "Origin: https://ui.example\r\nAccess-Control-Request-Headers: authorization\r\n"));
+  const Reply allowed = ask(get("/v1/chat/completions", "OPTIONS",
+                                "Origin: https://ui.example\r\nAccess-Control-Request-Headers: authorization\r\n"));
   EXPECT_EQ(allowed.status, 204);
   EXPECT_THAT(allowed.head, HasSubstr("Access-Control-Allow-Origin: https://ui.example"));
   EXPECT_THAT(allowed.head, HasSubstr("Access-Control-Allow-Headers: authorization"));
@@ -396,7 +421,8 @@ TEST_F(ServiceTest, SilenceIsFilledWithKeepAlives) {
   EXPECT_TRUE(reply.done);
   int empty = 0;
   for (const json::value& chunk : reply.chunks)
-    empty += chunk.at("choices").at(0).at("delta").as_object().empty() && chunk.at("choices").at(0).at("finish_reason").is_null();
+    empty += chunk.at("choices").at(0).at("delta").as_object().empty() &&
+             chunk.at("choices").at(0).at("finish_reason").is_null();
   EXPECT_GE(empty, 1);
 }
 
@@ -406,10 +432,12 @@ TEST_F(ServiceTest, Metrics) {
   ask(chat(""));
   const Reply reply = ask(get("/metrics"));
   EXPECT_THAT(reply.head, HasSubstr("text/plain; version=0.0.4"));
-  for (const char* line : {"splash_tokens_generated_total 0", "splash_decode_steps_total 0", "splash_draft_accepted_tokens_total 0",
-                           "splash_draft_proposed_tokens_total 0", "splash_prompt_tokens_total 0", "splash_cached_tokens_total 0",
-                           "splash_requests_total{status=\"200\"} 1", "splash_requests_running 0", "splash_requests_queued 0",
-                           "splash_pages{use=\"free\"} 0", "splash_step_seconds_bucket{le=\"+Inf\"} 6", "splash_http_ttft_seconds_count 1"})
+  for (const char* line :
+       {"splash_tokens_generated_total 0", "splash_decode_steps_total 0", "splash_draft_accepted_tokens_total 0",
+        "splash_draft_proposed_tokens_total 0", "splash_prompt_tokens_total 0", "splash_cached_tokens_total 0",
+        "splash_requests_total{status=\"200\"} 1", "splash_requests_running 0", "splash_requests_queued 0",
+        "splash_pages{use=\"free\"} 0", "splash_step_seconds_bucket{le=\"+Inf\"} 6",
+        "splash_http_ttft_seconds_count 1"})
     EXPECT_THAT(reply.body, HasSubstr(line));
 }
 
@@ -421,8 +449,10 @@ TEST_F(ServiceTest, ManyAtOnce) {
   for (int i = 0; i < 16; ++i)
     clients.emplace_back([&, i] {
       const Reply reply = ask(chat(i % 2 ? R"("stream":true)" : ""));
-      if (i % 2) right += joined(reply).at("content") == "a reply of some length";
-      else right += reply.value.at("choices").at(0).at("message").at("content") == "a reply of some length";
+      if (i % 2)
+        right += joined(reply).at("content") == "a reply of some length";
+      else
+        right += reply.value.at("choices").at(0).at("message").at("content") == "a reply of some length";
     });
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(right, 16);

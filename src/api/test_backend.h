@@ -43,8 +43,8 @@ class ByteTokenizer final : public text::Tokenizer {
 
  private:
   static const std::vector<std::string>& controls() {
-    static const std::vector<std::string> list = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
-                                                  "<tool_call>", "</tool_call>"};
+    static const std::vector<std::string> list = {"<|endoftext|>", "<|im_start|>", "<|im_end|>",  "<think>",
+                                                  "</think>",      "<tool_call>",  "</tool_call>"};
     return list;
   }
   static void append(std::string_view text, bool control, std::vector<Token>& out) {
@@ -84,7 +84,8 @@ class ScriptedEngine {
     }
     last = std::get<link::Submit>(command);
     last.sink = nullptr;
-    threads_.emplace_back([this, submit = std::get<link::Submit>(std::move(command)), said = script] { recite(submit, said); });
+    threads_.emplace_back(
+        [this, submit = std::get<link::Submit>(std::move(command)), said = script] { recite(submit, said); });
   }
 
   Script script;
@@ -139,7 +140,8 @@ inline Backend test_backend(const std::shared_ptr<ScriptedEngine>& engine, bool 
   const auto tokenizer = std::make_shared<ByteTokenizer>();
   backend.tokenizer = tokenizer;
   backend.stop_tokens = {256, 258};
-  backend.build_prompt = [tokenizer, starts_in_reasoning](const chat::Conversation& conversation) -> Result<chat::Prompt> {
+  backend.build_prompt = [tokenizer,
+                          starts_in_reasoning](const chat::Conversation& conversation) -> Result<chat::Prompt> {
     chat::Prompt prompt;
     const text::Segment segment{conversation.messages.back().content, false};
     prompt.tokens = tokenizer->encode({&segment, 1});

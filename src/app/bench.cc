@@ -80,7 +80,10 @@ class Bare {
     for (int position = 0; position < length; position += prefill_rows) {
       const int rows = std::min(prefill_rows, length - position);
       model::StepPlan plan;
-      plan.prefill.push_back({lane, position, {tokens.data() + position, static_cast<std::size_t>(rows)}, lanes_[lane].pages,
+      plan.prefill.push_back({lane,
+                              position,
+                              {tokens.data() + position, static_cast<std::size_t>(rows)},
+                              lanes_[lane].pages,
                               position + rows == length});
       SPLASH_TRY(const model::StepResult result, model_->step(plan));
       if (position + rows == length) lanes_[lane].anchor = result.prefill[0].chosen.back();
@@ -93,7 +96,8 @@ class Bare {
   Result<int> decode(int width) {
     model::StepPlan plan;
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane)
-      plan.decode.push_back({static_cast<int>(lane), lanes_[lane].position, lanes_[lane].anchor, lanes_[lane].pages, width, width});
+      plan.decode.push_back(
+          {static_cast<int>(lane), lanes_[lane].position, lanes_[lane].anchor, lanes_[lane].pages, width, width});
     SPLASH_TRY(const model::StepResult result, model_->step(plan));
     int kept = 0;
     for (const model::SliceResult& slice : result.decode) {
@@ -141,20 +145,24 @@ StepReport report_step(const BenchOptions& options, const pack::Package& package
   const std::int64_t total = weights + options.lanes * (bytes.gdn_state + bytes.kv_per_token * options.context);
   const double achieved = static_cast<double>(total) / step_ms / 1e6;
   StepReport out;
-  out.numbers = {{"model", package.name()}, {"device", machine.device}, {"lanes", options.lanes}, {"rows", rows},
-                 {"context", options.context}, {"step_ms", step_ms}, {"step_bytes", total}, {"weights_bytes", weights},
-                 {"gb_per_s", achieved}, {"kept_per_step", kept_per_lane}};
-  out.text = fmt::format("{} · {} · {} lane{} x {} rows · context {}\n  step     {:.3f} ms (median of {})\n"
-                         "  bytes    {:.3f} GB ({:.3f} weights), {:.2f} GB/s\n",
-                         package.name(), machine.device, options.lanes, options.lanes == 1 ? "" : "s", rows, options.context,
-                         step_ms, options.steps, static_cast<double>(total) / 1e9, static_cast<double>(weights) / 1e9, achieved);
+  out.numbers = {{"model", package.name()},    {"device", machine.device},
+                 {"lanes", options.lanes},     {"rows", rows},
+                 {"context", options.context}, {"step_ms", step_ms},
+                 {"step_bytes", total},        {"weights_bytes", weights},
+                 {"gb_per_s", achieved},       {"kept_per_step", kept_per_lane}};
+  out.text = fmt::format(
+      "{} · {} · {} lane{} x {} rows · context {}\n  step     {:.3f} ms (median of {})\n"
+      "  bytes    {:.3f} GB ({:.3f} weights), {:.2f} GB/s\n",
+      package.name(), machine.device, options.lanes, options.lanes == 1 ? "" : "s", rows, options.context, step_ms,
+      options.steps, static_cast<double>(total) / 1e9, static_cast<double>(weights) / 1e9, achieved);
   if (machine.roof) {
     const double share = achieved / machine.roof->read_gb_s;
     out.numbers["roof_gb_per_s"] = machine.roof->read_gb_s;
     out.numbers["roof_int8_gmac_per_s"] = machine.roof->int8_gmac_s;
     out.numbers["share_of_roof"] = share;
-    out.text += fmt::format("  roof     {:.2f} GB/s read, {:.0f} int8 GMAC/s, measured now: {:.0f} % of the read roof\n", machine.roof->read_gb_s,
-                            machine.roof->int8_gmac_s, 100 * share);
+    out.text +=
+        fmt::format("  roof     {:.2f} GB/s read, {:.0f} int8 GMAC/s, measured now: {:.0f} % of the read roof\n",
+                    machine.roof->read_gb_s, machine.roof->int8_gmac_s, 100 * share);
   }
   json::object speeds;
   out.text += "  tokens/s";
@@ -188,8 +196,10 @@ Status run_step(const BenchOptions& options) {
   }
   const StepReport report = report_step(options, *package, machine, rows, median(times),
                                         static_cast<double>(kept) / options.steps / options.lanes);
-  if (options.as_json) fmt::print("{}\n", json::serialize(report.numbers));
-  else fmt::print("{}", report.text);
+  if (options.as_json)
+    fmt::print("{}\n", json::serialize(report.numbers));
+  else
+    fmt::print("{}", report.text);
   return {};
 }
 
@@ -211,7 +221,8 @@ Status run_prefill(const BenchOptions& options) {
     if (!options.as_json) fmt::print("  {:6} tokens  {:10.1f} ms  {:8.1f} tokens/s\n", length, ms, length / ms * 1000);
   }
   if (options.as_json)
-    fmt::print("{}\n", json::serialize(json::object{{"model", package->name()}, {"device", machine.device}, {"prefill", std::move(rows)}}));
+    fmt::print("{}\n", json::serialize(json::object{
+                           {"model", package->name()}, {"device", machine.device}, {"prefill", std::move(rows)}}));
   return {};
 }
 
@@ -231,30 +242,49 @@ void add_bench_verb(CLI::App& app, int& exit_code) {
   CLI::App* step = bench->add_subcommand("step", "one draft, verify, accept, commit: time, bytes, share of the roof");
   CLI::App* prefill = bench->add_subcommand("prefill", "tokens of a prompt per second, by its length");
   for (CLI::App* verb : {step, prefill}) {
-    verb->add_option("model", options->model.model, "pack or model folder, with or without a tokenizer (default: the built-in model)");
+    verb->add_option("model", options->model.model,
+                     "pack or model folder, with or without a tokenizer (default: the built-in model)");
     verb->add_option("--draft", options->model.draft, "DFlash 2 draft folder")->type_name("DIR");
-    verb->add_option("--backend", options->model.backend, "auto, cpu or ref")->check(CLI::IsMember({"auto", "cpu", "ref"}));
+    verb->add_option("--backend", options->model.backend, "auto, cpu or ref")
+        ->check(CLI::IsMember({"auto", "cpu", "ref"}));
     verb->add_option("--isa", options->model.isa, "scalar, avx2, avx512vnni");
     verb->add_option("--threads", options->model.threads, "CPU threads (default: all)")->check(CLI::Range(1, 1024));
-    verb->add_option("--weights", options->model.weights, "precision when a source folder is packed")->check(CLI::IsMember({"q4", "source"}));
+    verb->add_option("--weights", options->model.weights, "precision when a source folder is packed")
+        ->check(CLI::IsMember({"q4", "source"}));
     verb->add_flag("--json", options->as_json, "one JSON object on standard output");
   }
   step->add_flag("--plain", options->model.plain, "one row, without the draft");
-  step->add_option("--lanes", options->lanes, "requests in the step")->check(CLI::Range(1, link::max_lanes))->capture_default_str();
-  step->add_option("--rows", options->rows, "rows of each lane, the anchor included")->check(CLI::Range(1, link::max_block))->capture_default_str();
-  step->add_option("--context", options->context, "tokens before the timed steps")->check(CLI::Range(1, link::max_context))->capture_default_str();
+  step->add_option("--lanes", options->lanes, "requests in the step")
+      ->check(CLI::Range(1, link::max_lanes))
+      ->capture_default_str();
+  step->add_option("--rows", options->rows, "rows of each lane, the anchor included")
+      ->check(CLI::Range(1, link::max_block))
+      ->capture_default_str();
+  step->add_option("--context", options->context, "tokens before the timed steps")
+      ->check(CLI::Range(1, link::max_context))
+      ->capture_default_str();
   step->add_option("--steps", options->steps, "timed steps")->check(CLI::Range(1, 100000))->capture_default_str();
-  prefill->add_option("--lengths", options->lengths, "prompt lengths")->delimiter(',')->check(CLI::Range(1, link::max_context))->capture_default_str();
+  prefill->add_option("--lengths", options->lengths, "prompt lengths")
+      ->delimiter(',')
+      ->check(CLI::Range(1, link::max_context))
+      ->capture_default_str();
   step->callback([options, &exit_code] { exit_code = exit_of(run_step(*options)); });
   prefill->callback([options, &exit_code] { exit_code = exit_of(run_prefill(*options)); });
 
   auto serving = std::make_shared<ServeBenchOptions>();
-  CLI::App* serve = bench->add_subcommand("serve", "clients in conversation over loopback HTTP: time to first token, tokens/s");
+  CLI::App* serve =
+      bench->add_subcommand("serve", "clients in conversation over loopback HTTP: time to first token, tokens/s");
   serve->add_option("model", serving->model.model, "pack or model folder (default: the built-in model)");
   add_model_options(*serve, serving->model);
-  serve->add_option("--clients", serving->clients, "at the same time")->check(CLI::Range(1, 200))->capture_default_str();
-  serve->add_option("--turns", serving->turns, "of each conversation; the first is cold")->check(CLI::Range(1, 100))->capture_default_str();
-  serve->add_option("--prompt-words", serving->prompt_words, "of the first turn")->check(CLI::Range(1, 200000))->capture_default_str();
+  serve->add_option("--clients", serving->clients, "at the same time")
+      ->check(CLI::Range(1, 200))
+      ->capture_default_str();
+  serve->add_option("--turns", serving->turns, "of each conversation; the first is cold")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  serve->add_option("--prompt-words", serving->prompt_words, "of the first turn")
+      ->check(CLI::Range(1, 200000))
+      ->capture_default_str();
   serve->add_option("--tokens", serving->tokens, "of each reply")->check(CLI::Range(1, 100000))->capture_default_str();
   serve->add_flag("--json", serving->as_json, "one JSON object on standard output");
   serve->callback([serving, &exit_code] { exit_code = run_serve_bench(*serving); });

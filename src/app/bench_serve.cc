@@ -81,7 +81,8 @@ class StreamClient {
   std::string unread_;
 };
 
-void take_chunk(const json::object& chunk, Turn& turn, TimePoint begun, std::optional<TimePoint>& first, TimePoint& last) {
+void take_chunk(const json::object& chunk, Turn& turn, TimePoint begun, std::optional<TimePoint>& first,
+                TimePoint& last) {
   if (const json::value* error = chunk.if_contains("error")) {
     turn.error = error->at("message").as_string();
     return;
@@ -119,8 +120,10 @@ Turn ask(int port, const json::array& messages, const ServeBenchOptions& options
                                                         {"seed", seed}});
   StreamClient client(port);
   const TimePoint begun = steady_clock::now();
-  if (!client.send(fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                               "Connection: close\r\nContent-Length: {}\r\n\r\n{}", body.size(), body)))
+  if (!client.send(
+          fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                      "Connection: close\r\nContent-Length: {}\r\n\r\n{}",
+                      body.size(), body)))
     turn.error = "cannot connect";
   std::optional<TimePoint> first;
   TimePoint last = begun;
@@ -128,8 +131,10 @@ Turn ask(int port, const json::array& messages, const ServeBenchOptions& options
   while (const auto line = client.line()) {
     if (line->starts_with("{\"error\"")) turn.error = *line;
     if (!line->starts_with("data: ")) continue;
-    if (line->starts_with("data: [DONE]")) done = true;
-    else take_chunk(json::parse(line->substr(6)).as_object(), turn, begun, first, last);
+    if (line->starts_with("data: [DONE]"))
+      done = true;
+    else
+      take_chunk(json::parse(line->substr(6)).as_object(), turn, begun, first, last);
   }
   if (!done && turn.error.empty()) turn.error = "the stream ended early";
   if (first) turn.decode_s = seconds_between(*first, last);
@@ -137,9 +142,11 @@ Turn ask(int port, const json::array& messages, const ServeBenchOptions& options
 }
 
 std::string words(int count, std::uint64_t seed) {
-  static constexpr const char* some[] = {"river", "stone", "light", "seven", "garden", "paper", "north", "quiet", "engine", "bread"};
+  static constexpr const char* some[] = {"river", "stone", "light", "seven",  "garden",
+                                         "paper", "north", "quiet", "engine", "bread"};
   std::string out;
-  for (int i = 0; i < count; ++i) out += fmt::format("{} ", some[(seed * 7919 + i * i * 31 + i * seed) % std::size(some)]);
+  for (int i = 0; i < count; ++i)
+    out += fmt::format("{} ", some[(seed * 7919 + i * i * 31 + i * seed) % std::size(some)]);
   return out;
 }
 
@@ -147,8 +154,9 @@ std::vector<Turn> converse(int port, const ServeBenchOptions& options, int clien
   std::vector<Turn> turns;
   json::array messages;
   for (int number = 0; number < options.turns; ++number) {
-    const std::string text = number == 0 ? fmt::format("Conversation {}. {}", client, words(options.prompt_words, client + 1))
-                                         : fmt::format("Go on, part {}.", number + 1);
+    const std::string text = number == 0
+                                 ? fmt::format("Conversation {}. {}", client, words(options.prompt_words, client + 1))
+                                 : fmt::format("Go on, part {}.", number + 1);
     messages.push_back({{"role", "user"}, {"content", text}});
     turns.push_back(ask(port, messages, options, client * 1000 + number));
     turns.back().number = number;
@@ -178,9 +186,14 @@ json::object summary(const std::vector<Turn>& turns, double wall_s) {
     tokens += turn.reply_tokens, prompt += turn.prompt_tokens, reused += turn.cached_tokens;
     steps += turn.steps, accepted += turn.accepted;
   }
-  return {{"ttft_cold_s", median(cold)},     {"ttft_cached_s", median(cached)}, {"stream_tokens_per_s", median(speed)},
-          {"total_tokens_per_s", static_cast<double>(tokens) / wall_s},       {"reply_tokens", tokens},
-          {"prompt_tokens", prompt},         {"cached_tokens", reused},         {"wall_s", wall_s},
+  return {{"ttft_cold_s", median(cold)},
+          {"ttft_cached_s", median(cached)},
+          {"stream_tokens_per_s", median(speed)},
+          {"total_tokens_per_s", static_cast<double>(tokens) / wall_s},
+          {"reply_tokens", tokens},
+          {"prompt_tokens", prompt},
+          {"cached_tokens", reused},
+          {"wall_s", wall_s},
           {"tokens_per_step", steps ? 1.0 + static_cast<double>(accepted) / static_cast<double>(steps) : 0.0},
           {"errors", std::move(errors)}};
 }
@@ -221,14 +234,16 @@ int run_serve_bench(const ServeBenchOptions& options) {
     return failed;
   }
   const auto number = [&](const char* key) { return numbers.at(key).to_number<double>(); };
-  fmt::print("{} · {} · {} clients on {} lanes, {} turns of {} tokens\n"
-             "  first token  {:.3f} s cold, {:.3f} s in later turns (medians)\n"
-             "  a stream     {:.1f} tokens/s (median), {:.2f} tokens/step\n"
-             "  all streams  {:.1f} tokens/s; {:.0f} of {:.0f} prompt tokens came from the cache\n",
-             name, device, options.clients, lanes, options.turns, options.tokens, number("ttft_cold_s"), number("ttft_cached_s"),
-             number("stream_tokens_per_s"), number("tokens_per_step"), number("total_tokens_per_s"), number("cached_tokens"),
-             number("prompt_tokens"));
-  for (const json::value& error : numbers.at("errors").as_array()) fmt::print("  error: {}\n", std::string(error.as_string()));
+  fmt::print(
+      "{} · {} · {} clients on {} lanes, {} turns of {} tokens\n"
+      "  first token  {:.3f} s cold, {:.3f} s in later turns (medians)\n"
+      "  a stream     {:.1f} tokens/s (median), {:.2f} tokens/step\n"
+      "  all streams  {:.1f} tokens/s; {:.0f} of {:.0f} prompt tokens came from the cache\n",
+      name, device, options.clients, lanes, options.turns, options.tokens, number("ttft_cold_s"),
+      number("ttft_cached_s"), number("stream_tokens_per_s"), number("tokens_per_step"), number("total_tokens_per_s"),
+      number("cached_tokens"), number("prompt_tokens"));
+  for (const json::value& error : numbers.at("errors").as_array())
+    fmt::print("  error: {}\n", std::string(error.as_string()));
   return failed;
 }
 

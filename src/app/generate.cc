@@ -93,7 +93,8 @@ Result<link::Submit> submission(const GenerateOptions& options, const Runtime& r
   SPLASH_TRY(chat::Prompt prompt, backend.build_prompt(conversation));
   const int room = backend.context - static_cast<int>(prompt.tokens.size());
   if (room <= 0)
-    return fail(ErrorKind::invalid, "the prompt has {} tokens; the context is {}", prompt.tokens.size(), backend.context);
+    return fail(ErrorKind::invalid, "the prompt has {} tokens; the context is {}", prompt.tokens.size(),
+                backend.context);
   reader.starts_in_reasoning = prompt.starts_in_reasoning;
   link::Submit submit;
   submit.id = only_request;
@@ -112,11 +113,15 @@ Result<link::Submit> submission(const GenerateOptions& options, const Runtime& r
 void report(const link::Usage& usage, Duration to_first, Duration decoding) {
   const double seconds = std::chrono::duration<double>(decoding).count();
   const double steps = usage.decode_steps;
-  fmt::print(stderr, "\n{} prompt tokens, first token after {:.3f} s; {} reply tokens, {:.1f} tok/s; {} steps, {:.2f} tokens/step{}\n",
-             usage.prompt_tokens, std::chrono::duration<double>(to_first).count(), usage.reply_tokens,
-             seconds > 0 ? (usage.reply_tokens - 1) / seconds : 0.0, usage.decode_steps,
-             steps > 0 ? (usage.accepted_tokens + steps) / steps : 0.0,
-             usage.drafted_tokens ? fmt::format(", {:.0f} % of the drafted tokens kept", 100.0 * usage.accepted_tokens / usage.drafted_tokens) : "");
+  fmt::print(
+      stderr,
+      "\n{} prompt tokens, first token after {:.3f} s; {} reply tokens, {:.1f} tok/s; {} steps, {:.2f} tokens/step{}\n",
+      usage.prompt_tokens, std::chrono::duration<double>(to_first).count(), usage.reply_tokens,
+      seconds > 0 ? (usage.reply_tokens - 1) / seconds : 0.0, usage.decode_steps,
+      steps > 0 ? (usage.accepted_tokens + steps) / steps : 0.0,
+      usage.drafted_tokens
+          ? fmt::format(", {:.0f} % of the drafted tokens kept", 100.0 * usage.accepted_tokens / usage.drafted_tokens)
+          : "");
 }
 
 int run_generate(const GenerateOptions& options) {
@@ -170,8 +175,12 @@ void add_generate_verb(CLI::App& app, int& exit_code) {
   add_model_options(*verb, options->model);
   const char* group = "Reply";
   verb->add_option("--system", options->system, "a system message")->group(group);
-  verb->add_option("--max-tokens", options->max_tokens, "most tokens of the reply (default: what the context leaves)")->check(CLI::PositiveNumber)->group(group);
-  verb->add_option("--temperature", options->temperature, "0 = greedy (default: the model's)")->check(CLI::Range(0.0, 2.0))->group(group);
+  verb->add_option("--max-tokens", options->max_tokens, "most tokens of the reply (default: what the context leaves)")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  verb->add_option("--temperature", options->temperature, "0 = greedy (default: the model's)")
+      ->check(CLI::Range(0.0, 2.0))
+      ->group(group);
   verb->add_option("--seed", options->seed, "same seed, same reply")->group(group);
   verb->add_flag("--no-thinking", options->no_thinking, "answer at once")->group(group);
   verb->callback([options, &exit_code] {

@@ -1,8 +1,8 @@
 // splash: one binary, one verb per task.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -60,8 +60,9 @@ int main(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("splash"));
   spdlog::set_pattern("%H:%M:%S %v");
   int exit_code = 0;
-  CLI::App app("Splash serves Qwen3.5-family models on this machine; every token is drafted, verified, accepted, committed.",
-               "splash");
+  CLI::App app(
+      "Splash serves Qwen3.5-family models on this machine; every token is drafted, verified, accepted, committed.",
+      "splash");
   app.set_version_flag("--version", std::string("splash ") + splash::app::version);
   app.require_subcommand(1);
   app.option_defaults()->always_capture_default(false);
@@ -73,13 +74,16 @@ int main(int argc, char** argv) {
 #endif
   splash::app::add_bench_verb(app, exit_code);
   for (const char* name : {"pack", "info", "verify", "synth"}) app.get_subcommand(name)->group("Models");
-  app.add_subcommand("version", "print the version")->group("Other")->callback([] { fmt::print("splash {}\n", splash::app::version); });
-  app.footer("Examples:\n"
-             "  splash serve                          the built-in model on http://127.0.0.1:8080\n"
-             "  splash generate \"Hello!\"              one reply in the terminal\n"
-             "  splash pack ~/models/Qwen3.5-4B q4    a 4-bit pack of a downloaded model\n"
-             "  splash bench step q4                  how fast a step is, and how fast it could be\n"
-             "'splash VERB --help' explains a verb.");
+  app.add_subcommand("version", "print the version")->group("Other")->callback([] {
+    fmt::print("splash {}\n", splash::app::version);
+  });
+  app.footer(
+      "Examples:\n"
+      "  splash serve                          the built-in model on http://127.0.0.1:8080\n"
+      "  splash generate \"Hello!\"              one reply in the terminal\n"
+      "  splash pack ~/models/Qwen3.5-4B q4    a 4-bit pack of a downloaded model\n"
+      "  splash bench step q4                  how fast a step is, and how fast it could be\n"
+      "'splash VERB --help' explains a verb.");
   if (argc == 1) {
     fmt::print("{}", app.help());
     return exit_usage;

@@ -29,13 +29,23 @@ api::SamplingDefaults sampling_defaults(const text::SamplingDefaults& stated) {
   return out;
 }
 
+std::string indented(std::string_view lines) {
+  std::string out;
+  while (!lines.empty()) {
+    const std::size_t end = std::min(lines.find('\n'), lines.size());
+    out += fmt::format("{}  {}", out.empty() ? "" : "\n", lines.substr(0, end));
+    lines.remove_prefix(std::min(end + 1, lines.size()));
+  }
+  return out;
+}
+
 // The trie over the vocabulary takes up to a second: it is built while the server already runs, and whoever asks for a
 // grammar first waits for the rest of it.
 std::function<Result<std::shared_ptr<text::GrammarFactory>>()> grammars_in_background(
     std::shared_ptr<const text::Tokenizer> tokenizer, std::vector<Token> stop_tokens, int vocabulary) {
   using Factory = Result<std::shared_ptr<text::GrammarFactory>>;
-  std::shared_future<Factory> built =
-      std::async(std::launch::async, [tokenizer = std::move(tokenizer), stop_tokens = std::move(stop_tokens), vocabulary] {
+  std::shared_future<Factory> built = std::async(
+      std::launch::async, [tokenizer = std::move(tokenizer), stop_tokens = std::move(stop_tokens), vocabulary] {
         return text::GrammarFactory::create(tokenizer, stop_tokens, vocabulary);
       });
   return [built] { return built.get(); };
@@ -46,27 +56,43 @@ std::function<Result<std::shared_ptr<text::GrammarFactory>>()> grammars_in_backg
 void add_model_options(CLI::App& verb, ModelOptions& options) {
   verb.add_option("--draft", options.draft, "DFlash 2 draft folder, for a source folder without one")->type_name("DIR");
   verb.add_option("--weights", options.weights, "precision when a source folder is packed")
-      ->check(CLI::IsMember({"q4", "source"}))->capture_default_str()->group("Model");
+      ->check(CLI::IsMember({"q4", "source"}))
+      ->capture_default_str()
+      ->group("Model");
   verb.add_option("--backend", options.backend, "where the model runs")
-      ->check(CLI::IsMember({"auto", "cpu", "ref"}))->capture_default_str()->group("Model");
-  verb.add_option("--isa", options.isa, "instruction set: scalar, avx2, avx512vnni (default: the best; or SPLASH_ISA)")->group("Model");
-  verb.add_option("--threads", options.threads, "CPU threads (default: all)")->check(CLI::Range(1, 1024))->group("Model");
+      ->check(CLI::IsMember({"auto", "cpu", "ref"}))
+      ->capture_default_str()
+      ->group("Model");
+  verb.add_option("--isa", options.isa, "instruction set: scalar, avx2, avx512vnni (default: the best; or SPLASH_ISA)")
+      ->group("Model");
+  verb.add_option("--threads", options.threads, "CPU threads (default: all)")
+      ->check(CLI::Range(1, 1024))
+      ->group("Model");
   verb.add_flag("--plain", options.plain, "one token per step, without the draft")->group("Model");
   verb.add_option("--lanes", options.lanes, "requests that run at the same time (default: as memory allows)")
-      ->check(CLI::Range(1, link::max_lanes))->group("Memory and context");
-  verb.add_option("--context", options.context, "tokens of prompt and reply together (default: as model and memory allow)")
-      ->check(CLI::Range(1, link::max_context))->transform(CLI::AsNumberWithUnit(std::map<std::string, int>{{"K", 1024}}, CLI::AsNumberWithUnit::CASE_INSENSITIVE))->group("Memory and context");
-  verb.add_option("--max-memory", options.max_memory, "upper bound of weights, KV and state together, e.g. 8G")->type_name("SIZE")->group("Memory and context");
+      ->check(CLI::Range(1, link::max_lanes))
+      ->group("Memory and context");
+  verb.add_option("--context", options.context,
+                  "tokens of prompt and reply together (default: as model and memory allow)")
+      ->check(CLI::Range(1, link::max_context))
+      ->transform(
+          CLI::AsNumberWithUnit(std::map<std::string, int>{{"K", 1024}}, CLI::AsNumberWithUnit::CASE_INSENSITIVE))
+      ->group("Memory and context");
+  verb.add_option("--max-memory", options.max_memory, "upper bound of weights, KV and state together, e.g. 8G")
+      ->type_name("SIZE")
+      ->group("Memory and context");
   verb.get_option("--draft")->group("Model");
 }
 
 Result<std::string> builtin_model() {
   std::error_code ignored;
   const fs::path here = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (const fs::path& folder : {here / "../models/tiny", here / "../share/splash/models/tiny", fs::path(SPLASH_BUILTIN)})
+  for (const fs::path& folder :
+       {here / "../models/tiny", here / "../share/splash/models/tiny", fs::path(SPLASH_BUILTIN)})
     if (fs::exists(folder / "manifest.json", ignored) || fs::exists(folder / "config.json", ignored))
       return fs::weakly_canonical(folder, ignored).string();
-  return fail(ErrorKind::not_found, "the built-in model is not where this binary looks for it ({}); name a model folder", SPLASH_BUILTIN);
+  return fail(ErrorKind::not_found,
+              "the built-in model is not where this binary looks for it ({}); name a model folder", SPLASH_BUILTIN);
 }
 
 Result<std::int64_t> parse_size(const std::string& text) {
@@ -74,8 +100,10 @@ Result<std::int64_t> parse_size(const std::string& text) {
   const double number = std::strtod(text.c_str(), &end);
   std::string unit(end);
   for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  if (unit.ends_with("IB")) unit.resize(unit.size() - 2);
-  else if (unit.ends_with('B')) unit.pop_back();
+  if (unit.ends_with("IB"))
+    unit.resize(unit.size() - 2);
+  else if (unit.ends_with('B'))
+    unit.pop_back();
   const double scale = unit.empty() ? 1 : unit == "K" ? 0x1p10 : unit == "M" ? 0x1p20 : unit == "G" ? 0x1p30 : 0;
   if (end == text.c_str() || scale == 0 || !(number > 0) || number * scale >= 0x1p62)
     return fail(ErrorKind::invalid, "'{}' is no size; write bytes, or a number with K, M or G", text);
@@ -136,8 +164,9 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
   open.max_prefill_rows = prefill_rows;
   open.sampling_limit = text_.tokenizer->size();
   SPLASH_TRY(const cpu::Isa isa, cpu::choose_isa(open.isa));
-  device_ = backend == models::Backend::ref ? "ref (scalar float32)"
-                                            : fmt::format("cpu {}, {} thread{}", cpu::name_of(isa), open.threads, open.threads == 1 ? "" : "s");
+  device_ = backend == models::Backend::ref
+                ? "ref (scalar float32)"
+                : fmt::format("cpu {}, {} thread{}", cpu::name_of(isa), open.threads, open.threads == 1 ? "" : "s");
 
   cache::Wish wish;
   wish.lanes = options.lanes;
@@ -152,7 +181,7 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
   open.snapshots = plan_.snapshots;
   open.max_context = plan_.context;
   SPLASH_TRY(model_, models::open(package_, open));
-  say(fmt::format("Plan · {} on {}\n{}", package_->name(), device_, cache::describe(plan_)));
+  say(fmt::format("Plan · {} on {}\n{}", package_->name(), device_, indented(cache::describe(plan_))));
 
   engine::Config config;
   config.use_draft = !options.plain && model_->facts().has_draft;
@@ -170,7 +199,8 @@ void Runtime::stop(Duration grace) {
 api::Backend Runtime::backend(Grammars grammars) {
   api::Backend out;
   out.model = package_->name();
-  out.fingerprint = fmt::format("splash-{}-{:08x}", version, static_cast<std::uint32_t>(std::hash<std::string>{}(out.model + device_)));
+  out.fingerprint = fmt::format("splash-{}-{:08x}", version,
+                                static_cast<std::uint32_t>(std::hash<std::string>{}(out.model + device_)));
   out.created = std::time(nullptr);
   out.context = engine_->limits().context;
   out.vocabulary = model_->facts().vocab_size;

@@ -19,16 +19,16 @@ namespace splash::app {
 
 // Options that every verb with a model has.
 struct ModelOptions {
-  std::string model;    // a folder; empty: the built-in model
-  std::string draft;    // a DFlash 2 folder for a source without one
+  std::string model;  // a folder; empty: the built-in model
+  std::string draft;  // a DFlash 2 folder for a source without one
   std::string weights = "q4";
   std::string backend = "auto";
-  std::string isa;      // empty: SPLASH_ISA, else the best the machine has
-  int threads = 0;      // 0: all
-  int lanes = 0;        // 0: as the machine allows
-  int context = 0;      // 0: as the model and the machine allow
+  std::string isa;  // empty: SPLASH_ISA, else the best the machine has
+  int threads = 0;  // 0: all
+  int lanes = 0;    // 0: as the machine allows
+  int context = 0;  // 0: as the model and the machine allow
   std::string max_memory;
-  bool plain = false;   // one-row steps without the draft
+  bool plain = false;  // one-row steps without the draft
 };
 
 void add_model_options(CLI::App& verb, ModelOptions& options);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 
 #include "app/signals.h"
@@ -41,8 +42,10 @@ Status check_access(const ServeOptions& options) {
   const bool loopback = http::is_loopback_host(options.host) || options.host.starts_with("127.");
   if (!loopback && options.api_key.empty() && !options.allow_unauthenticated)
     return fail(ErrorKind::invalid,
-                "--host {} lets other machines in: set --api-key (or SPLASH_API_KEY), or say --allow-unauthenticated", options.host);
-  const bool visible = std::all_of(options.api_key.begin(), options.api_key.end(), [](char c) { return c > ' ' && c <= '~'; });
+                "--host {} lets other machines in: set --api-key (or SPLASH_API_KEY), or say --allow-unauthenticated",
+                options.host);
+  const bool visible =
+      std::all_of(options.api_key.begin(), options.api_key.end(), [](char c) { return c > ' ' && c <= '~'; });
   if (!visible) return fail(ErrorKind::invalid, "the API key must be visible ASCII characters");
   for (const std::string& origin : options.allowed_origins)
     if (origin != "*" && (origin.find('*') != std::string::npos || origin.find("://") == std::string::npos))
@@ -72,22 +75,28 @@ void say_ready(const ServeOptions& options, Serving& serving, const api::Backend
   const std::string url = fmt::format("http://{}:{}", v6 ? "[" + options.host + "]" : options.host, serving.port());
   const std::string header = options.api_key.empty() ? "" : " -H \"Authorization: Bearer $SPLASH_API_KEY\"";
   const std::string key = options.api_key.empty() ? "\"local\"" : "os.environ[\"SPLASH_API_KEY\"]";
-  say(fmt::format("Ready · {} · context {} · {} lane{}{} · {}\n", backend.model, grouped(backend.context), backend.lanes,
-                  backend.lanes == 1 ? "" : "s", backend.has_draft ? "" : " · no draft, one token per step", url));
+  say(fmt::format("Ready · {} · context {} · {} lane{}{} · {}\n", backend.model, grouped(backend.context),
+                  backend.lanes, backend.lanes == 1 ? "" : "s",
+                  backend.has_draft ? "" : " · no draft, one token per step", url));
   say("Try it:");
-  say(fmt::format("  curl -N {}/v1/chat/completions{} -H 'Content-Type: application/json' \\\n"
+  say(
+      fmt::format("  curl -N {}/v1/chat/completions{} -H 'Content-Type: application/json' \\\n"
                   "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}], \"stream\": true}}'",
                   url, header));
-  say(fmt::format("  python: OpenAI(base_url=\"{}/v1\", api_key={}).chat.completions.create(\n"
-                  "            model=\"{}\", messages=[{{\"role\": \"user\", \"content\": \"Hello!\"}}])\n"
-                  "Ctrl-C stops.",
-                  url, key, backend.model));
+  say(fmt::format(
+      "  python3 -c 'import os; from openai import OpenAI; print(OpenAI(base_url=\"{}/v1\", api_key={})\\\n"
+      "    .chat.completions.create(model=\"{}\", messages=[{{\"role\": \"user\", \"content\": \"Hello!\"}}])\\\n"
+      "    .choices[0].message.content)'\n"
+      "Ctrl-C stops.",
+      url, key, backend.model));
 }
 
 int run_serve(const ServeOptions& options) {
   if (const Status access = check_access(options); !access) return complain(access.error());
-  if (std::find(options.allowed_origins.begin(), options.allowed_origins.end(), "*") != options.allowed_origins.end() && options.api_key.empty())
+  if (std::find(options.allowed_origins.begin(), options.allowed_origins.end(), "*") != options.allowed_origins.end() &&
+      options.api_key.empty())
     say("Warning · --allowed-origin * without an API key lets every web page use this server");
+  std::signal(SIGPIPE, SIG_IGN);  // a closed log must not end the server
   StopSignals& stop = StopSignals::take();
   // The port first, so that a taken one is known before anything slow.
   auto server = bind(options);
@@ -137,19 +146,35 @@ void add_serve_verb(CLI::App& app, int& exit_code) {
   const char* network = "Network and access";
   verb->add_option("--host", options->host, "address to listen on")->capture_default_str()->group(network);
   verb->add_option("--port", options->port, "port; 0 takes a free one and prints it")
-      ->check(CLI::Range(0, 65535))->capture_default_str()->envname("SPLASH_PORT")->group(network);
-  verb->add_option("--api-key", options->api_key, "key that requests must carry")->envname("SPLASH_API_KEY")->group(network);
-  verb->add_flag("--allow-unauthenticated", options->allow_unauthenticated, "listen beyond this machine without a key")->group(network);
-  verb->add_option("--allowed-host", options->allowed_hosts, "another Host name to answer to (repeatable)")->type_name("NAME")->group(network);
-  verb->add_option("--allowed-origin", options->allowed_origins, "a web origin that may call (repeatable)")->type_name("ORIGIN")->group(network);
-  verb->add_option("--served-model-name", options->served_names, "another name that requests may use (repeatable)")->type_name("NAME")->group("API");
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str()
+      ->envname("SPLASH_PORT")
+      ->group(network);
+  verb->add_option("--api-key", options->api_key, "key that requests must carry")
+      ->envname("SPLASH_API_KEY")
+      ->group(network);
+  verb->add_flag("--allow-unauthenticated", options->allow_unauthenticated, "listen beyond this machine without a key")
+      ->group(network);
+  verb->add_option("--allowed-host", options->allowed_hosts, "another Host name to answer to (repeatable)")
+      ->type_name("NAME")
+      ->group(network);
+  verb->add_option("--allowed-origin", options->allowed_origins, "a web origin that may call (repeatable)")
+      ->type_name("ORIGIN")
+      ->group(network);
+  verb->add_option("--served-model-name", options->served_names, "another name that requests may use (repeatable)")
+      ->type_name("NAME")
+      ->group("API");
   verb->add_option("--default-reasoning-effort", options->reasoning_effort, "where a request states none")
       ->check(CLI::IsMember({"none", "minimal", "low", "medium", "high", "xhigh", "max"}))
-      ->envname("SPLASH_DEFAULT_REASONING_EFFORT")->group("API");
-  verb->add_option("--max-request-size", options->max_request_size, "largest request body (default 64M)")->type_name("SIZE")->group("API");
-  verb->footer("Examples:\n  splash serve                              the built-in model on http://127.0.0.1:8080\n"
-               "  splash serve ~/models/Qwen3.5-4B --port 8000\n"
-               "  SPLASH_API_KEY=... splash serve --host 0.0.0.0");
+      ->envname("SPLASH_DEFAULT_REASONING_EFFORT")
+      ->group("API");
+  verb->add_option("--max-request-size", options->max_request_size, "largest request body (default 64M)")
+      ->type_name("SIZE")
+      ->group("API");
+  verb->footer(
+      "Examples:\n  splash serve                              the built-in model on http://127.0.0.1:8080\n"
+      "  splash serve ~/models/Qwen3.5-4B --port 8000\n"
+      "  SPLASH_API_KEY=... splash serve --host 0.0.0.0");
   verb->callback([options, &exit_code] { exit_code = run_serve(*options); });
 }
 

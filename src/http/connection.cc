@@ -1,11 +1,11 @@
 #include "http/connection.h"
 
+#include <fmt/format.h>
+
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/read.hpp>
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "http/target.h"
@@ -217,13 +217,15 @@ void Connection::begin_body() {
   if (expect && !http_1_0_) send("HTTP/1.1 100 Continue\r\n\r\n");
   parser_->body_limit(limits.body_bytes);
   parser_->eager(true);
-  const auto upload = static_cast<std::int64_t>(announced ? announced : limits.body_bytes) / limits.body_bytes_per_second;
+  const auto upload =
+      static_cast<std::int64_t>(announced ? announced : limits.body_bytes) / limits.body_bytes_per_second;
   body_deadline_ = std::chrono::steady_clock::now() + limits.body_silence + std::chrono::seconds(upload);
   read_body();
 }
 
 void Connection::read_body() {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(body_deadline_ - std::chrono::steady_clock::now());
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(body_deadline_ - std::chrono::steady_clock::now());
   arm(std::min(left, owner_.limits().body_silence));
   beast::http::async_read_some(socket_, buffer_, *parser_,
                                [self = shared_from_this()](error_code error, std::size_t) { self->on_body(error); });
@@ -236,8 +238,7 @@ void Connection::on_body(error_code error) {
     return answer_error(413, fmt::format("the body is larger than the limit of {} bytes", owner_.limits().body_bytes));
   if (error == beast::http::error::partial_message || error == beast::http::error::end_of_stream)
     return answer_error(400, "the body ends before its stated length");
-  if (is_parse_error(error))
-    return answer_error(400, "the body cannot be parsed as HTTP");
+  if (is_parse_error(error)) return answer_error(400, "the body cannot be parsed as HTTP");
   if (error) return close();
   if (!charge_body(parser_->get().body().size())) return;
   if (parser_->is_done()) return dispatch();
@@ -261,7 +262,8 @@ void Connection::dispatch() {
   owner_.handler().handle(std::move(request), exchange_);
 }
 
-// Noticing that the client goes ----------------------------------------------------------------------------------------
+// Noticing that the client goes
+// ----------------------------------------------------------------------------------------
 
 void Connection::watch() {
   if (watching_ || state_ == State::closed || buffer_.size() > owner_.limits().pipelined_bytes) return;
@@ -288,7 +290,8 @@ void Connection::on_watch(error_code error, std::size_t bytes) {
       buffer_.consume(buffer_.size());
       if (error || drained_ > owner_.limits().body_bytes) return close();
       return watch();
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -299,7 +302,8 @@ void Connection::client_gone() {
   if (exchange) exchange->lose();
 }
 
-// Writing the answer ---------------------------------------------------------------------------------------------------
+// Writing the answer
+// ---------------------------------------------------------------------------------------------------
 
 void Connection::begin_exchange() {
   state_ = State::answering;
@@ -322,8 +326,10 @@ void Connection::refuse_overloaded() { answer_error(503, "all connections of thi
 
 void Connection::send(std::string bytes) {
   if (state_ == State::closed) return;
-  if (queued_.empty()) queued_ = std::move(bytes);
-  else queued_ += bytes;
+  if (queued_.empty())
+    queued_ = std::move(bytes);
+  else
+    queued_ += bytes;
   if (!complete_ && queued_.size() + in_flight_.size() > owner_.limits().unsent_bytes) return client_gone();
   flush();
 }
@@ -389,7 +395,8 @@ void Connection::close() {
   if (const auto exchange = exchange_) exchange->lose();
 }
 
-// Time ------------------------------------------------------------------------------------------------------------------
+// Time
+// ------------------------------------------------------------------------------------------------------------------
 
 void Connection::arm(std::chrono::milliseconds time) {
   timer_.expires_after(time);
@@ -407,8 +414,10 @@ void Connection::on_deadline() {
       socket_.cancel(ignored);
       return answer_error(408, "the body did not arrive in time");
     }
-    case State::answering: return client_gone();
-    default: return close();
+    case State::answering:
+      return client_gone();
+    default:
+      return close();
   }
 }
 

@@ -1,6 +1,6 @@
-// One client connection: reads a request, hands it to the handler, writes the answer, again. Everything here runs on the
-// server's single io thread, so there is nothing to lock. The only two files that see Beast and Asio are connection.cc
-// and server.cc.
+// One client connection: reads a request, hands it to the handler, writes the answer, again. Everything here runs on
+// the server's single io thread, so there is nothing to lock. The only two files that see Beast and Asio are
+// connection.cc and server.cc.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -43,10 +43,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(Tcp::socket socket, ConnectionOwner& owner);
   ~Connection();
 
-  void start();                // read the first request
-  void refuse_overloaded();    // say 503 and end
-  void drain();                // end now if idle, else after the running answer
-  void close();                // end at once
+  void start();              // read the first request
+  void refuse_overloaded();  // say 503 and end
+  void drain();              // end now if idle, else after the running answer
+  void close();              // end at once
   bool idle() const { return state_ == State::idle || state_ == State::reading_head; }
   bool busy() const { return state_ == State::reading_body || state_ == State::answering; }
   TimePoint waiting_since() const { return waiting_since_; }
@@ -54,11 +54,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   friend class ConnectionExchange;
   enum class State {
-    idle,          // between requests; the watch reads
+    idle,  // between requests; the watch reads
     reading_head,
     reading_body,
-    answering,     // the handler has the request; the watch reads, to notice the client's going
-    lingering,     // all is written; reads and drops until the client closes
+    answering,  // the handler has the request; the watch reads, to notice the client's going
+    lingering,  // all is written; reads and drops until the client closes
     closed
   };
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
@@ -100,14 +100,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::reading_head;
   TimePoint waiting_since_;
   TimePoint body_deadline_;
-  std::size_t charged_ = 0;   // body bytes of this request counted with the owner
-  std::size_t drained_ = 0;   // bytes dropped while lingering
+  std::size_t charged_ = 0;  // body bytes of this request counted with the owner
+  std::size_t drained_ = 0;  // bytes dropped while lingering
   bool watching_ = false;
   bool keep_alive_ = false;
   bool http_1_0_ = false;
-  bool complete_ = false;     // the answer has been handed over whole
+  bool complete_ = false;  // the answer has been handed over whole
 
-  std::string queued_;        // waits for the write in flight
+  std::string queued_;  // waits for the write in flight
   std::string in_flight_;
   bool writing_ = false;
 

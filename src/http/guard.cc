@@ -16,9 +16,8 @@ std::string lower_case(std::string_view text) {
 }
 
 bool is_port(std::string_view text) {
-  return !text.empty() && text.size() <= 5 && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isdigit(c);
-  });
+  return !text.empty() && text.size() <= 5 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
 }  // namespace
@@ -49,9 +48,7 @@ bool equals_in_constant_time(std::string_view given, std::string_view secret) {
   return CRYPTO_memcmp(a, b, sizeof a) == 0;
 }
 
-bool is_loopback_host(std::string_view name) {
-  return name == "localhost" || name == "::1" || name == "127.0.0.1";
-}
+bool is_loopback_host(std::string_view name) { return name == "localhost" || name == "::1" || name == "127.0.0.1"; }
 
 bool Guard::host_is_ours(std::string_view host_and_port, std::string_view local_address) const {
   const std::string name = host_name(host_and_port);
@@ -74,8 +71,9 @@ std::optional<Refusal> Guard::check_host(const Head& head, std::string_view auth
 }
 
 bool Guard::origin_is_listed(std::string_view origin) const {
-  return std::any_of(options_.allowed_origins.begin(), options_.allowed_origins.end(),
-                     [&](const std::string& allowed) { return allowed == "*" || equals_ignoring_case(allowed, origin); });
+  return std::any_of(options_.allowed_origins.begin(), options_.allowed_origins.end(), [&](const std::string& allowed) {
+    return allowed == "*" || equals_ignoring_case(allowed, origin);
+  });
 }
 
 std::optional<Refusal> Guard::check_origin(const Head& head) const {
@@ -86,7 +84,8 @@ std::optional<Refusal> Guard::check_origin(const Head& head) const {
   const std::string* host = head.find("Host");
   if (host && equals_ignoring_case(origin, "http://" + *host)) return std::nullopt;
   if (origin_is_listed(origin)) return std::nullopt;
-  return Refusal{403, "requests from this web origin are refused; start the server with --allowed-origin ORIGIN to allow it"};
+  return Refusal{
+      403, "requests from this web origin are refused; start the server with --allowed-origin ORIGIN to allow it"};
 }
 
 std::optional<Refusal> Guard::check_key(const Head& head) const {

@@ -1,7 +1,8 @@
 // Who may speak to this server: the Host and Origin a browser states, and the API key.
 //
-// A web page anywhere can make a browser send requests to 127.0.0.1. Two doors stand against it: the Host must be a name
-// that we know to be ours (a rebound DNS name is not), and a foreign Origin is refused unless it was allowed by name.
+// A web page anywhere can make a browser send requests to 127.0.0.1. Two doors stand against it: the Host must be a
+// name that we know to be ours (a rebound DNS name is not), and a foreign Origin is refused unless it was allowed by
+// name.
 #pragma once
 
 #include <optional>

@@ -49,14 +49,22 @@ TEST(Guard, HostNames) {
   const struct {
     const char* host;
     bool ours;
-  } cases[] = {{"127.0.0.1:8080", true},      {"127.0.0.1", true},
-               {"localhost:8080", true},      {"LOCALHOST", true},
-               {"localhost.", true},          {"[::1]:8000", true},
-               {"box.lan:9", true},           {"10.0.0.7:8080", true},  // the address the connection arrived on
-               {"evil.example:8000", false},  {"EVIL.localhost.example", false},
-               {"127.0.0.1.evil.example", false}, {"[::ffff:127.0.0.1]", false},
-               {"", false},                   {"localhost:port", false},
-               {"[::1", false},               {"localhost:80:80", false}};
+  } cases[] = {{"127.0.0.1:8080", true},
+               {"127.0.0.1", true},
+               {"localhost:8080", true},
+               {"LOCALHOST", true},
+               {"localhost.", true},
+               {"[::1]:8000", true},
+               {"box.lan:9", true},
+               {"10.0.0.7:8080", true},  // the address the connection arrived on
+               {"evil.example:8000", false},
+               {"EVIL.localhost.example", false},
+               {"127.0.0.1.evil.example", false},
+               {"[::ffff:127.0.0.1]", false},
+               {"", false},
+               {"localhost:port", false},
+               {"[::1", false},
+               {"localhost:80:80", false}};
   for (const auto& item : cases)
     EXPECT_EQ(!guard.check_host(head_with({{"Host", item.host}}), "", "10.0.0.7"), item.ours) << item.host;
 
@@ -116,8 +124,8 @@ TEST(Guard, ApiKey) {
 }
 
 TEST(Wire, HeadsAndChunks) {
-  const std::string head = response_head({.status = 404, .body = "{}", .headers = {{"Allow", "GET"}}}, {{"Vary", "Origin"}},
-                                         Framing::length, false);
+  const std::string head = response_head({.status = 404, .body = "{}", .headers = {{"Allow", "GET"}}},
+                                         {{"Vary", "Origin"}}, Framing::length, false);
   EXPECT_THAT(head, testing::StartsWith("HTTP/1.1 404 Not Found\r\n"));
   for (const char* line : {"Content-Length: 2\r\n", "Connection: close\r\n", "Allow: GET\r\n", "Vary: Origin\r\n"})
     EXPECT_THAT(head, testing::HasSubstr(line));

@@ -20,9 +20,8 @@ const std::string* Head::find(std::string_view name) const {
 }
 
 int Head::count(std::string_view name) const {
-  return static_cast<int>(std::count_if(headers.begin(), headers.end(), [&](const Header& header) {
-    return equals_ignoring_case(header.name, name);
-  }));
+  return static_cast<int>(std::count_if(headers.begin(), headers.end(),
+                                        [&](const Header& header) { return equals_ignoring_case(header.name, name); }));
 }
 
 }  // namespace splash::http

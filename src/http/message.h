@@ -50,11 +50,11 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  virtual void respond(Response response) = 0;      // the whole answer
-  virtual void start_stream(Response head) = 0;     // or: a head, then pieces as they come, then finish()
-  virtual void write(std::string_view bytes) = 0;   // never blocks; a reader too far behind is cut off
+  virtual void respond(Response response) = 0;     // the whole answer
+  virtual void start_stream(Response head) = 0;    // or: a head, then pieces as they come, then finish()
+  virtual void write(std::string_view bytes) = 0;  // never blocks; a reader too far behind is cut off
   virtual void finish() = 0;
-  virtual void abort() = 0;                         // closes without the stream's end mark: the answer is not whole
+  virtual void abort() = 0;  // closes without the stream's end mark: the answer is not whole
 
   virtual bool gone() const = 0;
   // Called at most once, as soon as the client is known to have gone before the answer was complete.

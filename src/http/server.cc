@@ -1,10 +1,10 @@
 #include "http/server.h"
 
+#include <algorithm>
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <algorithm>
-#include <atomic>
 #include <future>
 #include <thread>
 #include <unordered_map>
@@ -98,6 +98,7 @@ class TcpServer final : public Server, private ConnectionOwner {
     work_.reset();
     context_.stop();
     thread_.join();
+    handler_.reset();  // while the context that its threads may post to is still there
   }
 
   int connections() const override { return connection_count_.load(); }
@@ -140,8 +141,10 @@ class TcpServer final : public Server, private ConnectionOwner {
     if (full) full = !evict_longest_idle();
     connections_.emplace(connection.get(), connection);
     connection_count_ = static_cast<int>(connections_.size());
-    if (full) connection->refuse_overloaded();
-    else connection->start();
+    if (full)
+      connection->refuse_overloaded();
+    else
+      connection->start();
   }
 
   bool evict_longest_idle() {

@@ -74,7 +74,8 @@ class ServerTest : public testing::Test {
     server_.reset();
   }
   static std::string post(std::string_view path, std::string_view body, std::string_view more = "") {
-    return fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{}\r\n{}", path, body.size(), more, body);
+    return fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{}\r\n{}", path, body.size(), more,
+                       body);
   }
   template <class Condition>
   static bool eventually(Condition condition) {
@@ -115,26 +116,36 @@ TEST_F(ServerTest, BrokenRequestsGetTheirStatus) {
       {"two hosts", "GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400},
       {"rebound host", "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403},
       {"absolute evil", "GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 403},
-      {"foreign origin", "POST /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\nContent-Length: 0\r\n\r\n", 403},
+      {"foreign origin",
+       "POST /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\nContent-Length: 0\r\n\r\n", 403},
       {"thousand fields", "GET /echo HTTP/1.1\r\nHost: localhost\r\n" + many_fields + "\r\n", 431},
       {"long target", "GET /" + std::string(5000, 'a') + " HTTP/1.1\r\nHost: localhost\r\n\r\n", 431},
       {"body over limit", post("/echo", std::string(1001, 'x')), 413},
-      {"chunked over limit", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n600\r\n" + std::string(0x600, 'x') + "\r\n0\r\n\r\n", 413},
+      {"chunked over limit",
+       "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n600\r\n" + std::string(0x600, 'x') +
+           "\r\n0\r\n\r\n",
+       413},
       {"huge length", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\n", 413},
-      {"overflowing length", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400},
+      {"overflowing length",
+       "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400},
       {"signed length", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello", 400},
       {"negative length", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\nhello", 400},
-      {"two lengths", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400},
-      {"length and chunked", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+      {"two lengths", "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+       400},
+      {"length and chunked",
+       "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+       400},
       {"unknown coding", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400},
-      {"coded chunks", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400},
+      {"coded chunks", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+       400},
       {"bad chunk", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400},
       {"unknown expectation", post("/echo", "x", "Expect: miracles\r\n"), 417},
       {"refused before the body", post("/refused", std::string(900, 'x')), 404},
       {"bad target", "GET nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n", 400},
       {"fine", post("/echo", "x"), 200},
       {"fine, 1.0", "POST /echo HTTP/1.0\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx", 200},
-      {"fine, chunked", "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", 200},
+      {"fine, chunked",
+       "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", 200},
   };
   for (const auto& item : cases) {
     TestClient client(server_->port());

@@ -18,7 +18,8 @@ enum class Framing {
 };
 
 // Status line and header fields, with the blank line. `response.body` decides Content-Length only.
-std::string response_head(const Response& response, const std::vector<Header>& common, Framing framing, bool keep_alive);
+std::string response_head(const Response& response, const std::vector<Header>& common, Framing framing,
+                          bool keep_alive);
 
 // One chunk of a chunked body; empty bytes give nothing (an empty chunk would end the body).
 std::string chunk(std::string_view bytes);

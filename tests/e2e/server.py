@@ -125,4 +125,5 @@ class Server:
             self.process.kill()
             raise
         self.reader.join(5)
+        self.process.stderr.close()
         return code, time.monotonic() - begun
