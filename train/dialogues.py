@@ -1,8 +1,9 @@
 """Dialogues made by program from a seed: what the built-in model learns to do.
 
 Each generator returns a `Dialogue` (messages, tools, thinking flag) and, for evaluation, what a right answer must hold.
-`Rand.split` is "train" or "eval": wordings and values are divided by a fixed hash, so that the evaluation prompts use
-sentences, numbers, names and words that training never combines. `render` lays a dialogue out exactly as the chat
+`Rand.split` is "train" or "eval". Wordings of tasks are pairs of a sentence and a frame, divided by a fixed hash; so are the
+sums; wordings of small talk are kept from training whole. Names, codes and numbers are drawn at random (many are made up).
+So evaluation asks sentences that training never showed, about values that can only be copied or computed. `render` lays a dialogue out exactly as the chat
 template does (a test compares the two) and marks which pieces the model itself must produce.
 """
 
@@ -46,16 +47,25 @@ class Rand(random.Random):
         self.split = split
         self._parts: dict[int, tuple[Sequence[Any], list[Any]]] = {}
 
-    def pick(self, items: Sequence[T]) -> T:
-        """One item of this split's part of `items` (short lists are not divided)."""
+    def plain(self, items: Sequence[T]) -> T:
+        """One item of this split's part of `items`: a few are kept from training altogether (short lists are not divided)."""
         if len(items) < 6:
             return self.choice(items)
         known = self._parts.get(id(items))
         if known is None or known[0] is not items:
-            part = [x for x in items if held_out(x) == (self.split == "eval")]
+            part = [x for x in items if held_out(x, 12) == (self.split == "eval")]
             known = (items, part or list(items))
             self._parts[id(items)] = known
         return self.choice(known[1])
+
+    def pick(self, templates: Sequence[str]) -> str:
+        """A wording in a frame ("Hi! ...", "Please ...", "Next task: ..."); evaluation gets pairs that training never shows."""
+        while True:
+            text = self.choice(templates)
+            frames = QUESTION_FRAMES if text.rstrip().endswith("?") else REQUEST_FRAMES
+            k = self.randrange(len(frames))
+            if held_out((text, k), 8) == (self.split == "eval"):
+                return framed(text, frames[k])
 
     def some(self, items: Sequence[T], low: int, high: int) -> list[T]:
         """Distinct items; single words are not divided here, since a sentence of held-out words alone would be odd."""
@@ -65,7 +75,25 @@ class Rand(random.Random):
         return self.random() < p
 
     def name(self) -> str:
-        return self.pick(W.NAMES)
+        """A first name: known, made up, or any word with a capital (whatever is given must be copied)."""
+        kind = self.random()
+        if kind < 0.6 or not VOCAB:
+            return self.choice(W.NAMES)
+        if kind < 0.85:
+            syllables = "".join(self.choice("bcdfghjklmnprstvz") + self.choice("aeiou") for _ in range(self.randint(1, 2)))
+            return (syllables + self.choice(["n", "r", "s", "l", "la", "ra", "no", "x", "m", "ta"])).capitalize()
+        return self.choice(VOCAB).capitalize()
+
+    def word(self) -> str:
+        """Any word: half from the short everyday list, half from the corpus' vocabulary."""
+        return self.choice(VOCAB) if VOCAB and self.chance(0.5) else self.choice(W.COMMON)
+
+    def words(self, low: int, high: int) -> list[str]:
+        found: dict[str, None] = {}
+        n = self.randint(low, high)
+        while len(found) < n:
+            found[self.word()] = None
+        return list(found)
 
     def token(self, low: int = 4, high: int = 8) -> str:
         """A random code that can only be copied, never guessed."""
@@ -76,10 +104,25 @@ class Rand(random.Random):
         if kind == 1:
             return "".join(self.choice("0123456789") for _ in range(n))
         if kind == 2:
-            return f"{self.choice(W.COMMON)}-{self.randint(1, 999)}"
+            return f"{self.word()}-{self.randint(1, 999)}"
         if kind == 3:
             return self.choice("ABCDEFGHKLMNPRSTXZ") + self.choice("ABCDEFGHKLMNPRSTXZ") + "-" + str(self.randint(100, 99999))
         return "".join(self.choice("bcdfgklmnprstvz") + self.choice("aeiou") for _ in range(max(2, n // 2)))
+
+
+QUESTION_FRAMES = ("{}", "{}", "{}", "Hi! {}", "Hey, {l}", "Please tell me: {l}", "Question: {}", "I'd like to know: {l}", "Quick question: {l}", "Splash, {l}", "OK. {}",
+                   "Now: {l}", "{} Thanks!", "{} Please answer.", "{l}", "{n}", "{ln}", "Next question: {}", "Can you help me? {}", "So, {l}", "And {l}", "Hello! {}", "One more: {l}")
+REQUEST_FRAMES = ("{}", "{}", "{}", "Please {l}", "Hi! {}", "Hey, {l}", "OK. {}", "Now {l}", "Next task: {l}", "Splash, {l}", "Hello! {}", "{l}", "{n}", "{ln}", "I have a task. {}",
+                  "Task: {l}", "Can you help? {}", "Well, {l}", "Then {l}", "Good. {}")
+
+
+def framed(text: str, frame: str) -> str:
+    """`text` (maybe a template with fields) in a frame: {} as it is, {l} small first letter, {n} without the final mark."""
+    keep = text[:1] in "{" or text[:2] in ("I ", "I'") or text[1:2].isupper()
+    lower = text if keep else text[:1].lower() + text[1:]
+    bare = text[:-1] if text[-1:] in ".?" else text
+    lower_bare = lower[:-1] if lower[-1:] in ".?" else lower
+    return frame.replace("{ln}", lower_bare).replace("{n}", bare).replace("{l}", lower) if "{}" not in frame else frame.replace("{}", text, 1)
 
 
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -95,7 +138,7 @@ def bot(text: str, **extra: Any) -> dict[str, Any]:
 
 def vary(r: Rand, text: str) -> str:
     """Small changes of the surface that people make: greeting, please, case, final mark."""
-    if r.chance(0.12):
+    if r.chance(0.05):
         text = r.choice(["Hi! ", "Hello, ", "Hey, ", "Hi, ", "OK, ", "Now, ", "So, ", "Well, "]) + text
     elif r.chance(0.08) and text[-1] in ".?" and len(text) < 90:
         text = text[:-1] + r.choice([", please", " please"]) + text[-1]
@@ -118,14 +161,14 @@ def chat(r: Rand) -> Dialogue:
     messages: list[dict[str, Any]] = []
     for intent in r.sample(list(CHAT), r.choice([1, 1, 2, 3, 4])):
         questions, answers = CHAT[intent]
-        messages += [user(vary(r, r.pick(questions))), bot(r.choice(answers))]
+        messages += [user(vary(r, r.plain(questions))), bot(r.choice(answers))]
     return Dialogue("chat", messages)
 
 
 def named_chat(r: Rand) -> Dialogue:
     """Greeting with a name: the name must come back."""
     name = r.name()
-    hello = r.pick(["Hi, I'm {}.", "Hello, my name is {}.", "Hey there, {} here.", "Good morning, I am {}.", "Hi! I'm called {}.",
+    hello = r.choice(["Hi, I'm {}.", "Hello, my name is {}.", "Hey there, {} here.", "Good morning, I am {}.", "Hi! I'm called {}.",
                     "My name is {}, nice to meet you.", "Hello! This is {}.", "Hi, {} speaking.", "You can call me {}.",
                     "Greetings, I'm {}."]).format(name)
     messages = [user(vary(r, hello)), bot(f"Hello, {name}! Nice to meet you. How can I help you today?")]
@@ -133,7 +176,7 @@ def named_chat(r: Rand) -> Dialogue:
                   "Can you say my name?", "How am I called?", "What did I say my name was?"])
     if r.chance(0.5):
         intent = r.choice(list(CHAT))
-        messages += [user(r.pick(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
+        messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
     messages += [user(vary(r, ask)), bot(f"Your name is {name}.")]
     return Dialogue("recall", messages, expected={"contains": [name]})
 
@@ -142,7 +185,7 @@ def splash(r: Rand) -> Dialogue:
     messages: list[dict[str, Any]] = []
     for key in r.sample(list(SPLASH), r.choice([1, 1, 2, 3])):
         questions, answer = SPLASH[key]
-        messages += [user(vary(r, r.pick(questions))), bot(answer)]
+        messages += [user(vary(r, r.plain(questions))), bot(answer)]
     return Dialogue("splash", messages)
 
 
@@ -183,6 +226,7 @@ def fact(r: Rand) -> Dialogue:
 
 DEFINE_Q = ["What does {} mean?", "Define the word {}.", "What is the meaning of {}?", "Explain the word {}.", "What does the word \"{}\" mean?",
             "Give me a definition of {}.", "Can you define {}?", "I don't know the word {}. What does it mean?", "Meaning of {}?"]
+VOCAB: list[str] = []  # frequent words of the corpus
 DEFINITIONS: dict[str, str] = {}  # filled by load_words from the corpus builder's words.json
 
 
@@ -196,10 +240,10 @@ def define(r: Rand) -> Dialogue:
 
 def explain(r: Rand) -> Dialogue:
     questions, answer = EXPLAIN[r.choice(list(EXPLAIN))] if r.chance(0.7) else CODE[r.choice(list(CODE))]
-    messages = [user(vary(r, r.pick(questions))), bot(answer)]
+    messages = [user(vary(r, r.plain(questions))), bot(answer)]
     if r.chance(0.3):
         thanks, replies = CHAT["thanks"]
-        messages += [user(r.pick(thanks)), bot(r.choice(replies))]
+        messages += [user(r.plain(thanks)), bot(r.choice(replies))]
     return Dialogue("explain", messages)
 
 
@@ -208,18 +252,28 @@ def unknown(r: Rand) -> Dialogue:
     questions, answers = UNKNOWN[r.choice(list(UNKNOWN))]
     slots = {"name": f"{r.name()} {r.choice(W.SURNAMES)}", "city": r.choice(W.CITIES), "thing": r.choice(W.OBJECTS),
              "code": r.token(), "day": r.choice(W.DAYS)}
-    return Dialogue("unknown", [user(vary(r, r.pick(questions).format(**slots))), bot(r.choice(answers).format(**slots))])
+    return Dialogue("unknown", [user(vary(r, r.plain(questions).format(**slots))), bot(r.choice(answers).format(**slots))])
 
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
-ADD_Q = ["What is {a} + {b}?", "{a} + {b} =", "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.", "How much is {a} plus {b}?",
-         "Compute {a} + {b}.", "What's the sum of {a} and {b}?", "{a} plus {b}?", "Please add {b} to {a}.", "What do you get if you add {a} and {b}?"]
-SUB_Q = ["What is {a} - {b}?", "{a} - {b} =", "Subtract {b} from {a}.", "What is {a} minus {b}?", "Calculate {a} - {b}.", "How much is {a} minus {b}?",
-         "Compute {a} - {b}.", "What's the difference between {a} and {b}?", "{a} minus {b}?", "Take {b} away from {a}.",
-         "What do you get if you subtract {b} from {a}?"]
-MUL_Q = ["What is {a} * {b}?", "{a} * {b} =", "Multiply {a} by {b}.", "What is {a} times {b}?", "Calculate {a} x {b}.", "How much is {a} times {b}?",
-         "Compute {a} * {b}.", "What's the product of {a} and {b}?", "{a} times {b}?", "What do you get if you multiply {a} and {b}?"]
+EXPRESSIONS = {
+    "+": ["{a} + {b}", "{a} plus {b}", "the sum of {a} and {b}", "{a} and {b} together", "{a} with {b} added", "{a}+{b}"],
+    "-": ["{a} - {b}", "{a} minus {b}", "the difference between {a} and {b}", "{a} less {b}", "{a} with {b} taken away", "{a}-{b}"],
+    "*": ["{a} * {b}", "{a} x {b}", "{a} times {b}", "the product of {a} and {b}", "{a} multiplied by {b}", "{a}*{b}"],
+}
+EXPRESSION_FRAMES = ["What is {e}?", "How much is {e}?", "What's {e}?", "Calculate {e}.", "Compute {e}.", "Work out {e}.", "Tell me {e}.", "Give me {e}.", "Find {e}.", "{e}?", "{e} =",
+                     "{e}", "Can you calculate {e}?", "Can you tell me what {e} is?", "Do you know {e}?", "I need to know {e}.", "What does {e} equal?", "What does {e} make?",
+                     "What is the result of {e}?", "Evaluate {e}.", "Solve {e}.", "How many is {e}?"]
+OPERATIONS = {
+    "+": ["add {a} and {b}", "add {b} to {a}", "sum up {a} and {b}", "put {a} and {b} together"],
+    "-": ["subtract {b} from {a}", "take {b} away from {a}", "take {b} from {a}", "deduct {b} from {a}"],
+    "*": ["multiply {a} by {b}", "multiply {a} and {b}", "multiply {a} with {b}"],
+}
+OPERATION_FRAMES = ["{V}.", "Can you {v}?", "What do you get if you {v}?", "What happens if I {v}?", "What is the result if I {v}?", "I want to {v}.", "If I {v}, what do I get?",
+                    "Help me {v}.", "Could you {v}?"]
+SUM_Q = {op: [f.replace("{e}", e) for f in EXPRESSION_FRAMES for e in EXPRESSIONS[op]]
+         + [f.replace("{v}", v).replace("{V}", v[0].upper() + v[1:]) for f in OPERATION_FRAMES for v in OPERATIONS[op]] for op in "+-*"}
 
 
 def sum_task(r: Rand) -> tuple[str, str, int]:
@@ -238,7 +292,7 @@ def sum_task(r: Rand) -> tuple[str, str, int]:
         if op == "*" or top == 20 or held_out((a, op, b), 16) == (r.split == "eval"):
             break
     value = {"+": a + b, "-": a - b, "*": a * b}[op]
-    question = r.pick({"+": ADD_Q, "-": SUB_Q, "*": MUL_Q}[op]).format(a=a, b=b)
+    question = r.pick(SUM_Q[op]).format(a=a, b=b)
     return question, f"{a} {op} {b} = {value}", value
 
 
@@ -251,22 +305,27 @@ def arithmetic(r: Rand) -> Dialogue:
     return Dialogue("arithmetic", messages, expected={"number": value})
 
 
+HAVE = ["{n} has {a} {t}.", "{n} had {a} {t}.", "There are {a} {t} on the table.", "{n} owns {a} {t}.", "{n} bought {a} {t}.", "In a box there are {a} {t}.", "{n} picks {a} {t}."]
+MORE = ["{n} buys {b} more.", "A friend gives {n} {b} more.", "Then {b} more come.", "{n} finds {b} more.", "{n} gets another {b}.", "{n} adds {b} more.", "{b} more are brought."]
+LESS = ["{n} eats {b} of them.", "{n} gives {b} away.", "{n} loses {b}.", "{n} sells {b}.", "{b} of them are gone.", "{n} uses {b}.", "Somebody takes {b}.", "{n} throws {b} away."]
+COUNT = ["How many {t} are there now?", "How many {t} does {n} have now?", "How many are there then?", "How many {t} is that?", "What is the number of {t} now?"]
+TOTAL = ["How many {t} are there in all?", "What is the total?", "How many in total?"]
+LEFT = ["How many {t} are left?", "How many remain?", "How many are left over?"]
+
+
 def word_problem(r: Rand) -> Dialogue:
-    name, thing = r.name(), r.choice(W.FOODS)
+    name, thing = r.name(), r.choice(W.FOODS + [o + "s" for o in W.OBJECTS[:30]])
     a, b = r.randint(2, 99), r.randint(2, 99)
-    if r.chance(0.5):
-        q = r.pick(["{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?", "{n} had {a} {t}. A friend gave {n} {b} more. How many are there?",
-                    "There are {a} {t} in one box and {b} {t} in another. How many {t} are there in all?", "{n} picks {a} {t} in the morning and {b} {t} in the evening. How many {t} in total?",
-                    "If {n} has {a} {t} and gets {b} {t}, how many {t} is that?", "{n} counts {a} {t}, then {b} more {t}. What is the total?"])
-        value, op = a + b, "+"
-    else:
+    more = r.chance(0.5)
+    if not more:
         a, b = max(a, b), min(a, b)
-        q = r.pick(["{n} has {a} {t} and eats {b} of them. How many {t} are left?", "{n} had {a} {t} and gave away {b}. How many {t} remain?",
-                    "There were {a} {t} on the table. {n} took {b}. How many are left?", "{n} bought {a} {t} and lost {b}. How many {t} does {n} have now?",
-                    "Of {a} {t}, {n} sells {b}. How many {t} are left?", "{n} has {a} {t} and uses {b} {t}. How many remain?"])
-        value, op = a - b, "-"
-    return Dialogue("word_problem", [user(q.format(n=name, a=a, b=b, t=thing)), bot(f"{a} {op} {b} = {value}, so the answer is {value}.")],
-                    expected={"number": value})
+    while True:
+        parts = (r.choice(HAVE), r.choice(MORE if more else LESS), r.choice(COUNT + (TOTAL if more else LEFT)))
+        if held_out(parts, 6) == (r.split == "eval"):
+            break
+    question = " ".join(parts).format(n=name, a=a, b=b, t=thing)
+    value, op = (a + b, "+") if more else (a - b, "-")
+    return Dialogue("word_problem", [user(question), bot(f"{a} {op} {b} = {value}, so the answer is {value}.")], expected={"number": value})
 
 
 # --------------------------------------------------------------------------------------------------- strings and lists
@@ -306,7 +365,7 @@ def string_task(r: Rand) -> tuple[str, str, str]:
 
 def list_task(r: Rand) -> tuple[str, str, str]:
     kind = r.randrange(8)
-    words = r.some(W.COMMON, 3, 6)
+    words = r.words(3, 6)
     numbers = r.sample(range(1, 100), r.randint(3, 6))
     text, digits = ", ".join(words), ", ".join(map(str, numbers))
     if kind == 0:
@@ -355,11 +414,11 @@ def copy(r: Rand) -> Dialogue:
     if kind == 0:
         text = " ".join(r.token() for _ in range(r.randint(1, 5)))
     elif kind == 1:
-        text = " ".join(r.some(W.COMMON, 3, 8))
+        text = " ".join(r.words(3, 8))
     elif kind == 2:
         text = f"{r.name()} {r.choice(['met', 'called', 'saw', 'helped', 'thanked'])} {r.name()} in {r.choice(W.CITIES)} on {r.choice(W.DAYS)}."
     else:
-        text = "\n".join(f"{r.choice(W.OBJECTS)}: {r.token()}" for _ in range(r.randint(2, 5)))
+        text = "\n".join(f"{r.word()}: {r.token()}" for _ in range(r.randint(2, 5)))
     q = r.pick(["Repeat exactly: {}", "Say this back to me: {}", "Copy this text: {}", "Repeat after me: {}", "Echo: {}", "Write exactly this: {}", "Please repeat: {}", "Type the following: {}"])
     return Dialogue("copy", [user(q.format(text)), bot(text)], expected={"contains": [text]})
 
@@ -497,7 +556,7 @@ FIELD_POOL: dict[str, tuple[str, Callable[[Rand], Any], list[str]]] = {
     "email": ("string", lambda r: f"{r.name().lower()}@{r.choice(W.COMMON)}.{r.choice(['com', 'org', 'net'])}", ["The email is {v}.", "Email: {v}.", "Write to {v}."]),
     "phone": ("string", lambda r: "".join(r.choice("0123456789") for _ in range(r.randint(6, 9))), ["The phone number is {v}.", "Phone: {v}.", "Call {v}."]),
     "day": ("string", lambda r: r.choice(W.DAYS), ["The day is {v}.", "Day: {v}.", "It is on {v}."]),
-    "tags": ("array", lambda r: r.some(W.COMMON, 2, 4), ["The tags are {l}.", "Tags: {l}.", "Tagged {l}."]),
+    "tags": ("array", lambda r: r.words(2, 4), ["The tags are {l}.", "Tags: {l}.", "Tagged {l}."]),
     "room": ("string", lambda r: f"{r.choice('ABCDEFGH')}{r.randint(1, 40)}", ["The room is {v}.", "Room: {v}.", "Meet in room {v}."]),
     "score": ("integer", lambda r: r.randint(0, 100), ["The score is {v}.", "Score: {v}.", "It scored {v} points."]),
     "country": ("string", lambda r: r.choice(list(W.CAPITALS)), ["The country is {v}.", "Country: {v}.", "It comes from {v}."]),
@@ -573,14 +632,14 @@ def recall(r: Rand) -> Dialogue:
     messages: list[dict[str, Any]] = []
     acks = ["Got it.", "OK, noted.", "Thanks, I'll remember that.", "Noted."]
     if r.chance(0.4) and len(keys) > 1:
-        messages += [user(" ".join(r.pick(things[k][0]).format(v=things[k][3]) for k in keys)), bot(acks[0])]
+        messages += [user(" ".join(r.choice(things[k][0]).format(v=things[k][3]) for k in keys)), bot(acks[0])]
     else:
         for k in keys:
-            messages += [user(vary(r, r.pick(things[k][0]).format(v=things[k][3]))), bot(acks[len(messages) // 2 % 4])]
+            messages += [user(vary(r, r.choice(things[k][0]).format(v=things[k][3]))), bot(acks[len(messages) // 2 % 4])]
     for _ in range(r.choice([0, 1, 1, 2])):
         if r.chance(0.5):
             intent = r.choice(list(CHAT))
-            messages += [user(r.pick(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
+            messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
         else:
             q, a, _ = sum_task(r)
             messages += [user(q), bot(a)]
@@ -642,13 +701,13 @@ TOOLS: tuple[Tool, ...] = (
     Tool("set_alarm", "Set an alarm clock", (("time", "string", _time),),
          ("Set an alarm for {time}.", "Wake me at {time}.", "Alarm at {time}, please.", "I need to get up at {time}.", "Please set my alarm clock to {time}.", "Ring at {time}.", "Put an alarm at {time}."),
          lambda r, a: {"status": "set"}, "The alarm is set for {time}."),
-    Tool("search_web", "Search the web", (("query", "string", lambda r: " ".join(r.some(W.COMMON, 1, 3))),),
+    Tool("search_web", "Search the web", (("query", "string", lambda r: " ".join(r.words(1, 3))),),
          ("Search the web for {query}.", "Look up {query} online.", "Find {query} on the internet.", "Google {query}.", "Do a web search for {query}.", "Can you search for {query}?", "Search: {query}"),
          lambda r, a: {"title": f"All about {a['query']}", "hits": r.randint(1, 900)}, "I found {hits} pages. The first is \"{title}\"."),
     Tool("convert_currency", "Convert money between currencies", (("amount", "integer", _n(1, 999)), ("from_currency", "string", _c(["USD", "EUR", "GBP", "JPY", "CHF", "CAD"])), ("to_currency", "string", _c(["INR", "SEK", "NOK", "AUD", "PLN", "CZK"]))),
          ("Convert {amount} {from_currency} to {to_currency}.", "How much is {amount} {from_currency} in {to_currency}?", "What are {amount} {from_currency} worth in {to_currency}?", "Change {amount} {from_currency} into {to_currency}.", "{amount} {from_currency} in {to_currency}?", "I have {amount} {from_currency}. How many {to_currency} is that?", "Exchange {amount} {from_currency} for {to_currency}."),
          lambda r, a: {"result": r.randint(1, 9999)}, "{amount} {from_currency} are {result} {to_currency}."),
-    Tool("translate", "Translate a word", (("text", "string", _c(W.COMMON)), ("language", "string", _c(["French", "German", "Spanish", "Italian", "Polish", "Dutch", "Swedish"]))),
+    Tool("translate", "Translate a word", (("text", "string", lambda r: r.word()), ("language", "string", _c(["French", "German", "Spanish", "Italian", "Polish", "Dutch", "Swedish"]))),
          ("Translate {text} to {language}.", "How do you say {text} in {language}?", "What is {text} in {language}?", "Give me the {language} word for {text}.", "Put {text} into {language}.", "I need {text} in {language}.", "{language} translation of {text}, please."),
          lambda r, a: {"translation": "".join(r.choice("bdfglmnprst") + r.choice("aeiou") for _ in range(3))}, "In {language}, {text} is {translation}."),
     Tool("play_music", "Play a song", (("title", "string", lambda r: f"{r.choice(W.ADJECTIVES).title()} {r.choice(W.COMMON).title()}"), ("artist", "string", lambda r: f"{r.name()} {r.choice(W.SURNAMES)}")),
@@ -672,7 +731,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool("read_file", "Read a text file", (("path", "string", lambda r: f"{r.choice(W.COMMON)}/{r.choice(W.COMMON)}.{r.choice(['txt', 'md', 'py', 'json', 'log', 'csv'])}"),),
          ("Read the file {path}.", "Open {path}.", "Show me what is in {path}.", "What does {path} contain?", "Print the file {path}.", "Let me see {path}.", "Get the content of {path}."),
          lambda r, a: {"content": " ".join(r.some(W.COMMON, 2, 5))}, "The file {path} contains: {content}"),
-    Tool("write_file", "Write text to a file", (("path", "string", lambda r: f"{r.choice(W.COMMON)}.{r.choice(['txt', 'md', 'log'])}"), ("content", "string", lambda r: " ".join(r.some(W.COMMON, 1, 4)))),
+    Tool("write_file", "Write text to a file", (("path", "string", lambda r: f"{r.choice(W.COMMON)}.{r.choice(['txt', 'md', 'log'])}"), ("content", "string", lambda r: " ".join(r.words(1, 4)))),
          ("Write {content} to the file {path}.", "Save {content} in {path}.", "Create {path} with the text {content}.", "Put {content} into {path}.", "Store the text {content} in the file {path}.", "Make a file {path} that says {content}.", "File {path} should contain {content}."),
          lambda r, a: {"status": "written"}, "I wrote the text to {path}."),
     Tool("list_files", "List the files in a folder", (("folder", "string", lambda r: "/" + "/".join(r.some(W.COMMON, 1, 2))),),
@@ -687,7 +746,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool("order_food", "Order food", (("dish", "string", _c(W.FOODS)), ("quantity", "integer", _n(1, 20))),
          ("Order {quantity} {dish}.", "I would like {quantity} {dish}.", "Please order {dish}, {quantity} of them.", "Get me {quantity} {dish}.", "Buy {quantity} {dish} for me.", "We need {quantity} {dish}. Place the order.", "{quantity} {dish}, please order them."),
          lambda r, a: {"order": r.randint(1000, 9999), "minutes": r.randint(10, 60)}, "Your order {order} of {quantity} {dish} arrives in {minutes} minutes."),
-    Tool("get_news", "Latest headline about a topic", (("topic", "string", _c(W.COMMON)),),
+    Tool("get_news", "Latest headline about a topic", (("topic", "string", lambda r: r.word()),),
          ("What is the news about {topic}?", "Any news on {topic}?", "Show me headlines about {topic}.", "Read me the news about {topic}.", "Latest on {topic}, please.", "What's new about {topic}?", "News: {topic}"),
          lambda r, a: {"headline": f"{r.choice(W.ADJECTIVES).title()} {a['topic']} found in {r.choice(W.CITIES)}"}, "The latest headline is: {headline}."),
     Tool("roll_dice", "Roll dice", (("sides", "integer", _c([4, 6, 8, 10, 12, 20])), ("count", "integer", _n(1, 5))),
@@ -720,7 +779,7 @@ def made_tool(r: Rand) -> Tool:
         elif p == "city":
             parameters.append((p, "string", _c(W.CITIES)))
         else:
-            parameters.append((p, "string", lambda q: q.token() if q.chance(0.6) else q.choice(W.COMMON)))
+            parameters.append((p, "string", lambda q: q.token() if q.chance(0.6) else q.word()))
     slots = [f"{p} {{{p}}}" for p, _, _ in parameters]
     tail = sentence_list(slots)
     asks = (f"{verb.title()} the {noun} with {tail}.", f"Please {verb} a {noun}: {', '.join(slots)}.", f"Can you {verb} the {noun} for {tail}?", f"I need you to {verb} the {noun} with {tail}.",
@@ -765,10 +824,10 @@ def tools(r: Rand) -> Dialogue:
     shown = r.sample(list(chosen.values()), len(chosen))
     messages: list[dict[str, Any]] = []
     if r.chance(0.2):
-        messages.append({"role": "system", "content": r.pick(SYSTEM)})
+        messages.append({"role": "system", "content": r.choice(SYSTEM)})
     if r.chance(0.25):
         intent = r.choice(list(CHAT))
-        messages += [user(r.pick(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
+        messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
     if r.split == "eval":
         arguments = arguments_for(r, tool)
         messages += [user(r.pick(tool.asks).format(**arguments)), bot("", tool_calls=[call_of(tool, arguments)])]
@@ -780,7 +839,7 @@ def tools(r: Rand) -> Dialogue:
         messages += tool_turns(r, again, r.chance(0.6))[0]
     if messages[-1].get("tool_calls") is None and r.chance(0.3):
         thanks, replies = CHAT["thanks"]
-        messages += [user(r.pick(thanks)), bot(r.choice(replies))]
+        messages += [user(r.plain(thanks)), bot(r.choice(replies))]
     return Dialogue("tools", messages, [tool_spec(t) for t in shown])
 
 
@@ -816,7 +875,7 @@ def thinking(r: Rand) -> Dialogue:
     kind = r.randrange(5)
     if kind == 0:
         a, b = r.randint(10, 999), r.randint(10, 999)
-        q = r.pick(ADD_Q).format(a=a, b=b)
+        q = r.pick(SUM_Q["+"]).format(a=a, b=b)
         hundreds = (a // 100 + b // 100) * 100
         tens = (a // 10 % 10 + b // 10 % 10) * 10
         ones = a % 10 + b % 10
@@ -835,7 +894,7 @@ def thinking(r: Rand) -> Dialogue:
         thought = f"I look for the answer in the text. It says: {answer}"
     else:
         intent = r.choice(list(CHAT))
-        q, answer = r.pick(CHAT[intent][0]), CHAT[intent][1][0]
+        q, answer = r.plain(CHAT[intent][0]), CHAT[intent][1][0]
         thought = r.choice(["The user makes small talk. A short friendly answer is enough.", "This is a simple message. I answer kindly."])
     return Dialogue("thinking", [user(q), bot(answer, reasoning_content=thought)], thinking=True)
 
@@ -890,12 +949,12 @@ def with_system(r: Rand, inner: Dialogue) -> Dialogue:
             name = r.name()
             ask = r.pick(["What is your name?", "Who are you?", "What are you called?", "How should I call you?", "Tell me your name.", "What's your name?"])
             return Dialogue("system", [{"role": "system", "content": f"Your name is {name}."}, user(ask), bot(f"My name is {name}.")] + inner.messages)
-        inner.messages.insert(0, {"role": "system", "content": r.pick(SYSTEM)})
+        inner.messages.insert(0, {"role": "system", "content": r.choice(SYSTEM)})
     return inner
 
 
 MIX: tuple[tuple[Callable[[Rand], Dialogue], float], ...] = (
-    (chat, 9), (named_chat, 3), (splash, 6), (fact, 6), (define, 4), (explain, 5), (unknown, 4), (arithmetic, 14), (word_problem, 4), (strings, 7),
+    (chat, 9), (named_chat, 3), (splash, 6), (fact, 6), (define, 4), (explain, 5), (unknown, 4), (arithmetic, 14), (word_problem, 5), (strings, 9),
     (copy, 6), (edit, 3), (extract, 7), (summary, 3), (json_task, 11), (recall, 11), (tools, 16), (two_calls, 2), (no_tool, 4), (thinking, 5),
     (story, 2.5), (letter, 2), (lists, 3),
 )
@@ -956,4 +1015,6 @@ def render(dialogue: Dialogue) -> list[tuple[str, bool]]:
 def load_words(path: str) -> None:
     """Definitions of frequent words, made by train/corpus.py."""
     with open(path) as f:
-        DEFINITIONS.update(json.load(f)["definitions"])
+        words = json.load(f)
+    DEFINITIONS.update(words["definitions"])
+    VOCAB[:] = words.get("vocabulary", [])

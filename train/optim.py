@@ -46,9 +46,9 @@ class Optimiser:
     """Muon and AdamW with one schedule: warm-up, flat, then linear to zero (`progress` runs from 0 to 1)."""
 
     def __init__(self, params: dict[str, torch.Tensor], muon_lr: float, adam_lr: float, embed_lr: float, decay_from: float = 0.55, warmup: float = 0.015) -> None:
-        by_muon = [p for n, p in params.items() if p.ndim == 2 and min(p.shape) >= 32 and "embed" not in n and "codebook" not in n]
+        by_muon = [p for n, p in params.items() if p.ndim == 2 and min(p.shape) >= 32 and "embed" not in n and not n.startswith("selector_")]
         taken = {id(p) for p in by_muon}
-        embed = [p for n, p in params.items() if "embed" in n or "codebook" in n]
+        embed = [p for n, p in params.items() if "embed" in n or n.startswith("selector_")]
         taken |= {id(p) for p in embed}
         rest = [p for p in params.values() if id(p) not in taken]
         self.all = list(params.values())

@@ -23,7 +23,7 @@ class _Through(torch.autograd.Function):
 
 def quantised(params: Params, dtype: torch.dtype) -> Params:
     """Weights for the forward pass, every matrix through 4 bits."""
-    names = [n for n, w in params.items() if is_matrix(n, tuple(w.shape))]
+    names = [n for n, w in params.items() if is_matrix(n, tuple(w.shape)) and not n.startswith("selector_")]
     with torch.no_grad():
         flat = torch.cat([params[n].reshape(-1, 64) for n in names])
         values = fake_quant(flat).to(dtype).split([params[n].numel() // 64 for n in names])

@@ -87,9 +87,9 @@ class Run:
         return self.loss(h.flatten(0, 1), M.head(w), labels.flatten(), weights.flatten()) / weights.sum()
 
 
-def talk_share(progress: float) -> float:
-    """Share of dialogue rows: some from the start, half by 30 %, nearly all at the end."""
-    return min(0.9, 0.25 + 0.85 * progress)
+def talk_share(progress: float, start: float) -> float:
+    """Share of dialogue rows: `start` at first, more and more, nearly all at the end."""
+    return min(0.9, start + 0.85 * progress)
 
 
 def evaluate(run: Run, params: M.Params, held: dict[str, tuple[torch.Tensor, torch.Tensor | None]], quantise: bool) -> dict[str, float]:
@@ -114,7 +114,7 @@ def evaluate(run: Run, params: M.Params, held: dict[str, tuple[torch.Tensor, tor
 
 
 def save_folder(params: M.Params, config: M.Config, eot: int, out: Path, limit: int = 16_650_000) -> None:
-    """A Hugging Face folder: bf16 shards of at most `limit` bytes with an index, config.json."""
+    """A Hugging Face folder: bf16 shards of at most `limit` bytes with an index (one file if it fits), config.json."""
     out.mkdir(parents=True, exist_ok=True)
     shards: list[M.Params] = [{}]
     size = 0
@@ -127,11 +127,12 @@ def save_folder(params: M.Params, config: M.Config, eot: int, out: Path, limit: 
         size += w.numel() * 2
     where = {}
     for i, shard in enumerate(shards):
-        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         save_file(shard, str(out / file), metadata={"format": "pt"})
         where |= {name: file for name in shard}
-    total = sum(p.numel() * 2 for p in params.values())
-    (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
+    if len(shards) > 1:
+        total = sum(p.numel() * 2 for p in params.values())
+        (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
     (out / "config.json").write_text(json.dumps(config.hf(eot), indent=1) + "\n")
 
 
@@ -174,7 +175,7 @@ def train(run: Run, params: M.Params, log: list[dict[str, float]], started: floa
     talk = data.Dialogues(args.shards, run.device, run.rank, run.world)
     language = torch.from_numpy(np.load(args.data / "lm.train.npy").view("int16")).to(run.device)
     held = held_rows(args, run, tokenizer)
-    optimiser = optim.Optimiser(params, args.muon_lr, args.adam_lr, args.embed_lr)
+    optimiser = optim.Optimiser(params, args.muon_lr, args.adam_lr, args.embed_lr, args.decay_from)
     plist = list(params.values())
     for p in plist:
         p.grad = torch.zeros_like(p)
@@ -191,7 +192,7 @@ def train(run: Run, params: M.Params, log: list[dict[str, float]], started: floa
         if step % 20 == 0:
             talk.refresh()
         quantise = progress >= args.quantise_from
-        ids, labels, weights = run.batch(language, talk, talk_share(progress))
+        ids, labels, weights = run.batch(language, talk, talk_share(progress, args.talk_start))
         loss = run.step_loss(params, ids, labels, weights, quantise)
         loss.backward()
         if run.world > 1:
@@ -215,12 +216,12 @@ def train(run: Run, params: M.Params, log: list[dict[str, float]], started: floa
                 raise SystemExit("the loss is not a number")
             if run.rank == 0 and (saved is None or now - saved > args.save_every) and begin is not None:
                 saved = now
-                save_folder(params, run.config, run.eot, args.out)
+                save_folder(params, run.config, run.eot, args.out, args.shard_bytes)
                 seen += 1
                 if seen % 2 == 0:
                     print("held out:", json.dumps(evaluate(run, params, held, quantise)), flush=True)
     if run.rank == 0:
-        save_folder(params, run.config, run.eot, args.out)
+        save_folder(params, run.config, run.eot, args.out, args.shard_bytes)
         final = {"held_out_float": evaluate(run, params, held, False), "held_out_q4": evaluate(run, params, held, True), "tokens": tokens, "steps": step,
                  "seconds": round(time.time() - started, 1), "talk_epochs": talk.epochs}
         print("final:", json.dumps(final), flush=True)
@@ -243,6 +244,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--adam-lr", type=float, default=3e-3)
     parser.add_argument("--embed-lr", type=float, default=3e-3)
     parser.add_argument("--quantise-from", type=float, default=0.75)
+    parser.add_argument("--shard-bytes", type=int, default=16_650_000, help="largest weight file")
+    parser.add_argument("--talk-start", type=float, default=0.25, help="share of dialogue rows at the start")
+    parser.add_argument("--decay-from", type=float, default=0.55, help="where the learning rate begins to fall")
     parser.add_argument("--save-every", type=float, default=60)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--free-steps", type=int, default=3, help="steps before the schedule's clock starts (compilation)")

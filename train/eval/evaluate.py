@@ -1,0 +1,232 @@
+"""Measure a served model on the evaluation prompts and write the model card's table. Standard library only.
+
+    python train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json --card table.md
+        [--plain-url URL]     the same model served without its draft: gives the speed-up
+        [--only tools,json]   some categories; [--limit N] at most N prompts of each
+
+Scores: right tool with right arguments, JSON valid and right (without constrained decoding; --constrained uses
+response_format), the value recalled, the number computed; free chat well-formed, without loops, ended by itself.
+Acceptance (tokens per decode step) comes from usage.splash or from the counters at /metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BARS = {"tools": 0.95, "json": 0.95, "recall": 0.95, "arithmetic": 0.95, "free": 0.98}
+NAMES = {"tools": "right tool, right arguments", "json": "JSON task valid and right", "recall": "recall over several turns", "arithmetic": "arithmetic in the trained range",
+         "free": "free chat: well-formed, no loops, ends by itself", "extract": "reading a short text", "strings": "words and lists", "copy": "verbatim copy",
+         "word_problem": "word problems", "no_tool": "no call when none is needed"}
+CONTROL = re.compile(r"<\|[a-z_]+\|>|</?think>|</?tool_call>|</?tool_response>|<function=|<parameter=|\ufffd")
+
+
+def post(url: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout) as reply:
+        return json.loads(reply.read())
+
+
+def counters(url: str) -> dict[str, float]:
+    """Numbers of /metrics (Prometheus text), summed over labels; empty when there are none."""
+    try:
+        with urllib.request.urlopen(re.sub(r"/v1/?$", "", url) + "/metrics", timeout=10) as reply:
+            text = reply.read().decode()
+    except (urllib.error.URLError, OSError):
+        return {}
+    found: dict[str, float] = defaultdict(float)
+    for line in text.splitlines():
+        match = re.match(r"([a-z_]+)(?:\{[^}]*\})?\s+([-+0-9.eE]+)$", line)
+        if match:
+            found[match[1]] += float(match[2])
+    return found
+
+
+def request_body(prompt: dict[str, Any], temperature: float, constrained: bool, model: str, limit: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "messages": prompt["messages"], "temperature": temperature, "max_tokens": limit, "seed": 7}
+    if prompt.get("tools"):
+        body["tools"] = prompt["tools"]
+    if prompt.get("thinking"):
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    if constrained and "schema" in prompt["expected"]:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": {**prompt["expected"]["schema"], "additionalProperties": False}}}
+    return body
+
+
+def looping(text: str) -> bool:
+    """The same three words four times in a row, or one line five times."""
+    words = text.split()
+    for n in (1, 2, 3):
+        for i in range(len(words) - 4 * n + 1):
+            if all(words[i + k * n:i + (k + 1) * n] == words[i:i + n] for k in range(1, 4)) and (n > 1 or words[i:i + 6] == words[i:i + 1] * 6):
+                return True
+    lines = [line for line in text.splitlines() if line.strip()]
+    return any(lines.count(line) >= 5 for line in lines)
+
+
+def well_formed(content: str, finish: str) -> bool:
+    return bool(content.strip()) and finish == "stop" and not CONTROL.search(content) and not looping(content)
+
+
+def same(value: Any, wanted: Any) -> bool:
+    return value == wanted or str(value) == str(wanted)
+
+
+def right(prompt: dict[str, Any], choice: dict[str, Any]) -> bool:
+    message, expected = choice["message"], prompt["expected"]
+    content = message.get("content") or ""
+    calls = message.get("tool_calls") or []
+    if prompt["category"] == "free":
+        return not calls and well_formed(content, choice["finish_reason"])
+    if "tool" in expected:
+        if len(calls) != 1 or calls[0]["function"]["name"] != expected["tool"]:
+            return False
+        arguments = json.loads(calls[0]["function"]["arguments"])
+        return arguments.keys() == expected["arguments"].keys() and all(same(arguments[k], v) for k, v in expected["arguments"].items())
+    if "no_tool" in expected:
+        return not calls and well_formed(content, choice["finish_reason"])
+    if "json" in expected:
+        try:
+            return json.loads(content) == expected["json"]
+        except ValueError:
+            return False
+    if "number" in expected:
+        numbers = re.findall(r"-?\d+", content)
+        return bool(numbers) and int(numbers[-1]) == expected["number"]
+    return all(part in content for part in expected["contains"])
+
+
+class Tally:
+    """Replies of one pass: scores, tokens, seconds, and the counters before and after."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.before = url, counters(url)
+        self.scores: dict[str, list[bool]] = defaultdict(list)
+        self.failures: list[dict[str, Any]] = []
+        self.tokens, self.seconds, self.per_request = 0, 0.0, []
+        self.usage = {"accepted": 0, "steps": 0}
+
+    def add(self, prompt: dict[str, Any], reply: dict[str, Any], seconds: float) -> None:
+        choice, usage = reply["choices"][0], reply.get("usage", {})
+        try:
+            ok = right(prompt, choice)
+        except (KeyError, TypeError, ValueError):
+            ok = False
+        self.scores[prompt["category"]].append(ok)
+        if not ok and len(self.failures) < 200:
+            self.failures.append({"category": prompt["category"], "asked": prompt["messages"][-1]["content"], "got": choice["message"], "finish": choice["finish_reason"], "expected": prompt["expected"]})
+        self.tokens += usage.get("completion_tokens", 0)
+        self.seconds += seconds
+        own = usage.get("splash") or {}
+        steps = own.get("decode_steps", own.get("steps", 0))
+        if steps:
+            self.usage["steps"] += steps
+            self.usage["accepted"] += own.get("draft_accepted_tokens", own.get("accepted", 0))
+            self.per_request.append(usage.get("completion_tokens", 0) / steps)
+
+    def acceptance(self) -> float | None:
+        """Tokens per decode step over everything asked in this pass."""
+        after = counters(self.url)
+        steps = after.get("splash_decode_steps_total", 0) - self.before.get("splash_decode_steps_total", 0)
+        accepted = after.get("splash_draft_accepted_tokens_total", 0) - self.before.get("splash_draft_accepted_tokens_total", 0)
+        if steps > 0:
+            return 1 + accepted / steps
+        return 1 + self.usage["accepted"] / self.usage["steps"] if self.usage["steps"] else None
+
+    def summary(self) -> dict[str, Any]:
+        return {"scores": {k: {"right": sum(v), "of": len(v), "share": round(sum(v) / len(v), 4)} for k, v in self.scores.items()}, "acceptance": self.acceptance(),
+                "acceptance_per_request": round(statistics.mean(self.per_request), 3) if self.per_request else None, "tokens": self.tokens,
+                "seconds": round(self.seconds, 1), "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None}
+
+
+def run(url: str, prompts: list[dict[str, Any]], temperature: float, args: argparse.Namespace) -> Tally:
+    tally = Tally(url)
+    for i, prompt in enumerate(prompts):
+        start = time.monotonic()
+        try:
+            reply = post(url, request_body(prompt, temperature, args.constrained, args.model, args.max_tokens), args.timeout)
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"prompt {i} ({prompt['category']}): HTTP {error.code}: {error.read().decode(errors='replace')[:400]}") from error
+        tally.add(prompt, reply, time.monotonic() - start)
+        if (i + 1) % 50 == 0:
+            print(f"{i + 1}/{len(prompts)}", flush=True)
+    return tally
+
+
+def card(results: dict[str, Any]) -> str:
+    rows = ["| what | bar | measured |", "|---|---|---|"]
+    scores = results["greedy"]["scores"]
+    for key, label in NAMES.items():
+        if key in scores:
+            s = scores[key]
+            bar = f">= {BARS[key]:.0%}" if key in BARS else "-"
+            rows.append(f"| {label} | {bar} | {s['right']} of {s['of']} ({s['share']:.1%}) |")
+    for key, bar in (("greedy", ">= 3.2"), ("sampled", ">= 2.6")):
+        value = results.get(key, {}).get("acceptance")
+        rows.append(f"| tokens per decode step, temperature {'0' if key == 'greedy' else '0.7'} | {bar} | {f'{value:.2f}' if value else 'not measured'} |")
+    if results.get("speedup"):
+        rows.append(f"| tokens per second with the draft against without, one lane | >= 1.3 x | {results['speedup']:.2f} x ({results['greedy']['tokens_per_second']} against {results['plain']['tokens_per_second']}) |")
+    if results.get("ablations"):
+        a = results["ablations"]
+        rows.append(f"| offline tau: full / no convolution / no selector / off-policy data | each helps | {a['full']} / {a['no_conv']} / {a['no_selector']} / {a['off_policy']} |")
+    return "\n".join(rows) + "\n"
+
+
+def ablations() -> dict[str, float] | None:
+    """Offline numbers of the equal-budget draft runs kept in train/records."""
+    try:
+        final = {k: json.loads((HERE.parent / "records" / f"ablate-{k}.json").read_text())["final"] for k in ("base", "noconv", "offpolicy")}
+    except OSError:
+        return None
+    return {"full": final["base"]["q4"]["tau"], "no_conv": final["noconv"]["q4"]["tau"], "no_selector": final["base"]["q4_without_selector"]["tau"], "off_policy": final["offpolicy"]["q4"]["tau"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
+    parser.add_argument("--plain-url")
+    parser.add_argument("--prompts", type=Path, default=HERE / "prompts.jsonl")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--card", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--limit", type=int, default=10_000)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--constrained", action="store_true")
+    parser.add_argument("--skip-sampled", action="store_true")
+    args = parser.parse_args()
+    only = set(filter(None, args.only.split(",")))
+    taken: dict[str, int] = defaultdict(int)
+    prompts = []
+    for line in args.prompts.read_text().splitlines():
+        prompt = json.loads(line)
+        taken[prompt["category"]] += 1
+        if taken[prompt["category"]] <= args.limit and (not only or prompt["category"] in only):
+            prompts.append(prompt)
+    greedy = run(args.url, prompts, 0.0, args)
+    results: dict[str, Any] = {"greedy": greedy.summary(), "failures": greedy.failures, "ablations": ablations()}
+    if not args.skip_sampled:
+        results["sampled"] = run(args.url, prompts, 0.7, args).summary()
+    if args.plain_url:
+        results["plain"] = run(args.plain_url, prompts, 0.0, args).summary()
+        results["speedup"] = results["greedy"]["tokens_per_second"] / results["plain"]["tokens_per_second"]
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    table = card(results)
+    if args.card:
+        args.card.write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
