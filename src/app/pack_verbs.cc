@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
 #include <boost/json/value_from.hpp>
-#include <csignal>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "app/signals.h"
 #include "pack/package.h"
 #include "pack/sections.h"
 #include "pack/step_bytes.h"
@@ -27,18 +26,6 @@ using pack::Package;
 
 constexpr int exit_failed = 1;
 constexpr int exit_interrupted = 130;
-
-std::atomic<bool> stop_requested = false;
-
-// The first Ctrl-C lets the packer remove what it has begun; the second ends the process at once.
-void handle_interrupts() {
-  const auto handler = [](int signal) {
-    stop_requested = true;
-    std::signal(signal, SIG_DFL);
-  };
-  std::signal(SIGINT, handler);
-  std::signal(SIGTERM, handler);
-}
 
 int report(const Status& status) {
   if (status) return 0;
@@ -60,7 +47,7 @@ struct Arguments {
     options.weights = weights == "q4" ? pack::WeightChoice::q4 : pack::WeightChoice::source;
     if (!draft.empty()) options.draft = draft;
     options.show_progress = true;
-    options.stop = &stop_requested;
+    options.stop = StopSignals::take().flag();
     return options;
   }
 };
@@ -223,9 +210,10 @@ Status run_verify(const Arguments& arguments) {
 }
 
 Status run_synth(const Arguments& arguments) {
-  SPLASH_TRY_STATUS(pack::synth_pack(
-      arguments.destination,
-      {.geometry = arguments.geometry, .layers = arguments.layers, .show_progress = true, .stop = &stop_requested}));
+  SPLASH_TRY_STATUS(pack::synth_pack(arguments.destination, {.geometry = arguments.geometry,
+                                                             .layers = arguments.layers,
+                                                             .show_progress = true,
+                                                             .stop = StopSignals::take().flag()}));
   fmt::print("{} is ready: splash info {}\n", arguments.destination, arguments.destination);
   return {};
 }
@@ -234,10 +222,7 @@ Status run_synth(const Arguments& arguments) {
 CLI::App* add_verb(CLI::App& app, int& exit_code, const char* name, const char* about,
                    const std::shared_ptr<Arguments>& arguments, Status (*verb)(const Arguments&)) {
   CLI::App* command = app.add_subcommand(name, about);
-  command->callback([arguments, verb, &exit_code] {
-    handle_interrupts();
-    exit_code = report(verb(*arguments));
-  });
+  command->callback([arguments, verb, &exit_code] { exit_code = report(verb(*arguments)); });
   return command;
 }
 

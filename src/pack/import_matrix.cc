@@ -32,10 +32,11 @@ class FloatReader {
       std::memcpy(out.data(), from, out.size_bytes());
       return;
     }
+    if (!half_) return read_bf16(from, out);
     for (std::size_t i = 0; i < out.size(); ++i) {
       std::uint16_t bits;
       std::memcpy(&bits, from + 2 * i, sizeof bits);
-      out[i] = half_ ? half_to_float(bits) : to_float(bf16{bits});
+      out[i] = half_to_float(bits);
     }
   }
   float at(std::int64_t index) const {

@@ -21,21 +21,44 @@ inline float round_small(float x) {
   return (x + shift) - shift;
 }
 
+struct Range {
+  float least, most;
+  bool finite;
+};
+
+// Eight partial results, so that the loops become vector code without reordering a sum: least and most do not depend
+// on the order, and a value times zero is zero unless it is not finite.
+Range range_of(std::span<const float, tile_cols> values) {
+  constexpr std::size_t lanes = 8;
+  std::array<float, lanes> least, most, zero{};
+  for (std::size_t j = 0; j < lanes; ++j) least[j] = most[j] = values[j];
+  for (std::size_t i = 0; i < tile_cols; i += lanes) {
+    for (std::size_t j = 0; j < lanes; ++j) {
+      least[j] = values[i + j] < least[j] ? values[i + j] : least[j];
+      most[j] = values[i + j] > most[j] ? values[i + j] : most[j];
+      zero[j] += values[i + j] * 0.0f;
+    }
+  }
+  Range range{.least = least[0], .most = most[0], .finite = true};
+  for (std::size_t j = 0; j < lanes; ++j) {
+    range.least = std::min(range.least, least[j]);
+    range.most = std::max(range.most, most[j]);
+    range.finite &= zero[j] == 0.0f;
+  }
+  return range;
+}
+
 }  // namespace
 
 bool quantise_group(std::span<const float, tile_cols> values, Q4Group& group) {
   constexpr float largest_code = 15.0f;
   constexpr float smallest_scale = 1e-7f;
-  float least = values[0], most = values[0];
-  for (const float value : values) {
-    least = std::min(least, value);
-    most = std::max(most, value);
-  }
+  const Range range = range_of(values);
   // The end of the range that is larger in magnitude is met exactly: it is the bias, and the scale points from it to
   // the other end (so it may be negative) with zero on the grid.
-  const bool from_least = std::abs(least) > std::abs(most);
-  const float edge = from_least ? least : most;
-  float scale = std::max((most - least) / largest_code, smallest_scale);
+  const bool from_least = std::abs(range.least) > std::abs(range.most);
+  const float edge = from_least ? range.least : range.most;
+  float scale = std::max((range.most - range.least) / largest_code, smallest_scale);
   if (!from_least) scale = -scale;
   const float steps = std::nearbyint(edge / scale);
   float bias = 0;
@@ -43,26 +66,33 @@ bool quantise_group(std::span<const float, tile_cols> values, Q4Group& group) {
     scale = edge / steps;
     bias = edge;
   }
-  bool finite = true;
-  for (int i = 0; i < tile_cols; ++i) {
-    const float code = round_small((values[static_cast<std::size_t>(i)] - bias) / scale);
-    finite &= std::abs(values[static_cast<std::size_t>(i)]) <= largest_float;
+  for (std::size_t i = 0; i < tile_cols; ++i) {
     // Written so that a NaN becomes 0: the conversion to an integer must be defined even for input that is refused.
-    group.codes[static_cast<std::size_t>(i)] =
-        static_cast<std::uint8_t>(static_cast<int>(code > 0 ? (code < largest_code ? code : largest_code) : 0.0f));
+    float code = round_small((values[i] - bias) / scale);
+    code = code > 0.0f ? code : 0.0f;
+    code = code < largest_code ? code : largest_code;
+    group.codes[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(code));
   }
   group.scale = to_bf16(scale);
   group.bias = to_bf16(bias);
-  return finite && std::isfinite(to_float(group.scale)) && std::isfinite(to_float(group.bias));
+  return range.finite && std::isfinite(to_float(group.scale)) && std::isfinite(to_float(group.bias));
+}
+
+void read_bf16(const std::byte* from, std::span<float> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    bf16 value;
+    std::memcpy(&value, from + 2 * i, sizeof value);
+    out[i] = to_float(value);
+  }
 }
 
 void put_group(std::byte* tile, int row, const Q4Group& group) {
-  for (int line = 0; line < tile_cols / 8; ++line) {
-    for (int j = 0; j < 4; ++j) {
-      const auto low = group.codes[static_cast<std::size_t>(8 * line + j)];
-      const auto high = group.codes[static_cast<std::size_t>(8 * line + 4 + j)];
-      tile[line * 64 + row * 4 + j] = static_cast<std::byte>(low | high << 4);
+  for (std::size_t line = 0; line < tile_cols / 8; ++line) {
+    std::array<std::uint8_t, 4> bytes;
+    for (std::size_t j = 0; j < 4; ++j) {
+      bytes[j] = static_cast<std::uint8_t>(group.codes[8 * line + j] | group.codes[8 * line + 4 + j] << 4);
     }
+    std::memcpy(tile + line * 64 + row * 4, bytes.data(), bytes.size());
   }
   std::memcpy(tile + tile_scales_offset + row * 2, &group.scale, sizeof group.scale);
   std::memcpy(tile + tile_biases_offset + row * 2, &group.bias, sizeof group.bias);

@@ -31,6 +31,9 @@ inline std::uint32_t tile_line_of_mlx_word(std::uint32_t word) {
   return spread(word & 0xffffu) | spread(word >> 16) << 4;
 }
 
+// Values of bf16 numbers at any address.
+void read_bf16(const std::byte* from, std::span<float> out);
+
 // Writes row `row` (0..15) of a tile.
 void put_group(std::byte* tile, int row, const Q4Group& group);
 
