@@ -25,32 +25,38 @@ pub enum Depth {
 }
 
 pub struct Dye {
+    dyed_ascii: [Option<char>; 128],
     dyed: HashMap<char, char>,
-    plain: HashMap<char, char>,
+    plain: Vec<Option<char>>, // of the dyed character FIRST + index
     reserved: HashSet<char>,
-    next: u32,
 }
 
 impl Dye {
     /// `inputs`: all text the template will see; private-use characters in it are left out of the palette.
     pub fn new<'a>(inputs: impl Iterator<Item = &'a str>) -> Self {
         let reserved = inputs.flat_map(str::chars).filter(|&c| c as u32 >= FIRST).collect();
-        Dye { dyed: HashMap::new(), plain: HashMap::new(), reserved, next: FIRST }
+        Dye { dyed_ascii: [None; 128], dyed: HashMap::new(), plain: Vec::new(), reserved }
     }
 
     fn dye_char(&mut self, c: char) -> Result<char, Fault> {
-        if let Some(&dyed) = self.dyed.get(&c) {
+        let known = if c.is_ascii() { self.dyed_ascii[c as usize] } else { self.dyed.get(&c).copied() };
+        if let Some(dyed) = known {
             return Ok(dyed);
         }
-        while self.next <= LAST {
-            let candidate =
-                char::from_u32(self.next).filter(|c| self.next & 0xFFFE != 0xFFFE && !self.reserved.contains(c));
-            self.next += 1;
-            if let Some(dyed) = candidate {
+        while let code @ ..=LAST = FIRST + self.plain.len() as u32 {
+            // The last two of each plane are no characters.
+            let free = |c: &char| code & 0xFFFE != 0xFFFE && !self.reserved.contains(c);
+            let Some(dyed) = char::from_u32(code).filter(free) else {
+                self.plain.push(None);
+                continue;
+            };
+            self.plain.push(Some(c));
+            if c.is_ascii() {
+                self.dyed_ascii[c as usize] = Some(dyed);
+            } else {
                 self.dyed.insert(c, dyed);
-                self.plain.insert(dyed, c);
-                return Ok(dyed);
             }
+            return Ok(dyed);
         }
         Err(Fault::Input("the conversation uses too many different characters".into()))
     }
@@ -58,18 +64,23 @@ impl Dye {
     pub fn dye(&mut self, text: &str, depth: Depth) -> Result<String, Fault> {
         let mut dyed = String::with_capacity(text.len());
         for c in text.chars() {
-            let keep = self.plain.contains_key(&c) || (depth == Depth::Brackets && !matches!(c, '<' | '>'));
+            let keep = self.is_dyed(c) || (depth == Depth::Brackets && !matches!(c, '<' | '>'));
             dyed.push(if keep { c } else { self.dye_char(c)? });
         }
         Ok(dyed)
     }
 
+    fn undyed(&self, c: char) -> Option<char> {
+        let index = (c as u32).checked_sub(FIRST)?;
+        self.plain.get(index as usize).copied().flatten()
+    }
+
     pub fn is_dyed(&self, c: char) -> bool {
-        c as u32 >= FIRST && self.plain.contains_key(&c)
+        self.undyed(c).is_some()
     }
 
     pub fn plain_char(&self, c: char) -> char {
-        if (c as u32) < FIRST { c } else { self.plain.get(&c).copied().unwrap_or(c) }
+        self.undyed(c).unwrap_or(c)
     }
 
     /// The plain text, and where it changes hands: (end, is template text).
