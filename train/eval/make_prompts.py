@@ -41,21 +41,33 @@ def without_answer(d: D.Dialogue) -> list[dict[str, Any]]:
     return out
 
 
+def fresh(make: Any, r: D.Rand, seen: set[str], tries: int = 300) -> D.Dialogue:
+    """A dialogue whose last question, word for word, is not among generated training messages (if there is one)."""
+    for _ in range(tries):
+        d = make(r)
+        if without_answer(d)[-1]["content"] not in seen:
+            break
+    return d
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--against", type=int, default=60_000, help="training dialogues that the questions must not repeat")
     args = parser.parse_args()
     D.load_words(args.words)
     r = D.Rand(20_261_129, "eval")
+    t = D.Rand(123, "train")
+    seen = {m["content"] for _ in range(args.against) for m in D.sample(t).messages if m["role"] == "user"}
     lines = []
     for make, category, count in SCORED + ALSO:
         for _ in range(count):
-            d = make(r)
+            d = fresh(make, r, seen)
             lines.append({"category": category, "messages": without_answer(d), "tools": d.tools, "expected": d.expected})
     for make, count in FREE:
         for _ in range(count):
-            d = make(r)
+            d = fresh(make, r, seen)
             lines.append({"category": "free", "messages": without_answer(d), "tools": [], "thinking": d.thinking, "expected": {}})
     lines += [{"category": "free", "messages": [D.user(text)], "tools": [], "expected": {}} for text in BY_HAND]
     args.out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
