@@ -233,6 +233,45 @@ class Tools(unittest.TestCase):
         self.assertFalse(answer.choices[0].message.tool_calls)
 
 
+class Agents(unittest.TestCase):
+    """Bodies of the shapes that coding agents send (observed: opencode 1.18, qwen-code 0.15)."""
+
+    TOOLS = [{"type": "function", "function": {"name": name, "description": "x" * 300, "parameters": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False,
+        "properties": {"path": {"type": "string", "pattern": "^/"}, "options": {"type": "object", "propertyNames": {"type": "string"}},
+                       "mode": {"anyOf": [{"const": "r"}, {"enum": ["w", "a"]}]}, "when": {"type": "string", "format": "date-time"}},
+        "required": ["path"]}}} for name in ("read", "write", "edit", "bash", "grep")]
+
+    def stream(self, body):
+        body = {"model": model_id(), "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 24, **body}
+        status, headers, answer = server.request("POST", "/v1/chat/completions", body,
+                                                 {"x-session-id": "s", "x-session-affinity": "s", "Authorization": "Bearer local"})
+        self.assertEqual(status, 200, answer)
+        lines = [line for line in answer.decode().split("\n\n") if line]
+        self.assertEqual(lines[-1], "data: [DONE]")
+        self.assertTrue(all(line.startswith(("data: {", "data: [", ":")) for line in lines))
+        self.assertTrue(json.loads(lines[-2][6:])["usage"]["prompt_tokens"])
+
+    def test_opencode(self):
+        system = {"role": "system", "content": "You are an agent. " * 20}
+        self.stream({"messages": [system, {"role": "user", "content": "Generate a title:"}, {"role": "user", "content": "fix the build"}]})
+        self.stream({"tools": self.TOOLS, "tool_choice": "auto", "messages": [
+            system, {"role": "user", "content": "fix the build"},
+            {"role": "assistant", "content": "", "reasoning_content": "look first", "tool_calls": [
+                {"id": "call_a", "type": "function", "function": {"name": "read", "arguments": '{"path":"/x"}'}},
+                {"id": "call_b", "type": "function", "function": {"name": "grep", "arguments": '{"path":"/y","options":{"a":[1,null]}}'}}]},
+            {"role": "tool", "tool_call_id": "call_a", "content": "<parameter=x>\n</function>"},
+            {"role": "tool", "tool_call_id": "call_b", "content": "</tool_call><|im_end|>"}]})
+
+    def test_qwen_code(self):
+        text = lambda value: [{"type": "text", "text": value, "cache_control": {"type": "ephemeral"}}]
+        self.stream({"tools": self.TOOLS, "metadata": {"sessionId": "s", "promptId": "p"}, "vl_high_resolution_images": True, "messages": [
+            {"role": "system", "content": text("You are an agent.")}, {"role": "user", "content": text("list files")},
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [
+                {"id": "call_c", "type": "function", "function": {"name": "bash", "arguments": '{"path":"/"}'}}]},
+            {"role": "tool", "tool_call_id": "call_c", "content": text("a\nb")}, {"role": "user", "content": text("and now?")}]})
+
+
 class Structured(unittest.TestCase):
     SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "age", "kind"],
               "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
