@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -144,13 +145,17 @@ void write_target(const RandomModel& m, const fs::path& folder) {
                   m.max_positions, m.tied, m.conv_kernel, m.key_dim, m.value_dim, m.key_heads, m.value_heads));
 }
 
+// The draft's own logits are noise; its final norm keeps them small beside the selector's scores.
+constexpr double quiet = 0.2;
+
 // The selector's rank is the hidden size: A = E, B = head, W_h h = the constant's gate.
 void add_selector(const RandomModel& m, Tensors& t) {
   t.add("candidate_selector.predecessor_codebook", {m.vocab, m.hidden},
         [&](std::int64_t i) { return embedding_value(m, i / m.hidden, i % m.hidden); });
   t.add("candidate_selector.successor_codebook", {m.vocab, m.hidden},
         [&](std::int64_t i) { return head_value(m, i / m.hidden, i % m.hidden); });
-  const double gate = m.skill / constant * (m.tied ? m.sharpness / std::sqrt(static_cast<double>(m.hidden)) : 1.0);
+  const double gate =
+      m.skill / (constant * quiet) * (m.tied ? m.sharpness / std::sqrt(static_cast<double>(m.hidden)) : 1.0);
   t.add("candidate_selector.hidden_projection.weight", {m.hidden, m.hidden}, [&](std::int64_t i) {
     return i % m.hidden == 0 ? gate : 0.02 * t.normal() / std::sqrt(static_cast<double>(m.hidden));
   });
@@ -180,25 +185,26 @@ void write_draft(const RandomModel& m, const fs::path& folder) {
   }
   t.normal("fc.weight", {h, static_cast<std::int64_t>(m.taps.size()) * h}, in);
   t.normal("hidden_norm.weight", {h}, 0.1, 1);
-  t.normal("norm.weight", {h}, 0.1, 1);
+  t.normal("norm.weight", {h}, 0.1 * quiet, quiet);
   add_selector(m, t);
   t.write(folder / "model.safetensors");
   std::string types;
   for (int i = 0; i < m.draft_layers; ++i) {
     types += fmt::format("{}\"{}\"", i > 0 ? ", " : "", m.window > 0 ? "sliding_attention" : "full_attention");
   }
-  write_text(folder / "config.json",
-             fmt::format(R"({{"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": false,
+  write_text(
+      folder / "config.json",
+      fmt::format(
+          R"({{"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "is_causal": false,
 "hidden_act": "silu", "hidden_size": {}, "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
 "num_key_value_heads": {}, "head_dim": {}, "vocab_size": {}, "rms_norm_eps": 1e-06, "attention_bias": false,
 "rope_parameters": {{"rope_theta": 10000000, "rope_type": "default"}}, "layer_types": [{}], {}
 "num_target_layers": {}, "dflash_config": {{"block_size": {}, "mask_token_id": {}, "target_layer_ids": [{}],
 "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": {}, "selector_top_k": {}}}}})",
-                         m.hidden, m.intermediate, m.draft_layers, m.draft_query_heads, m.draft_kv_heads,
-                         m.draft_head_dim, m.vocab, types,
-                         m.window > 0 ? fmt::format("\"sliding_window\": {}, \"use_sliding_window\": true,", m.window)
-                                      : std::string(),
-                         m.layers.size(), m.block, m.vocab - 1, fmt::join(m.taps, ", "), m.hidden, m.top_k));
+          m.hidden, m.intermediate, m.draft_layers, m.draft_query_heads, m.draft_kv_heads, m.draft_head_dim, m.vocab,
+          types,
+          m.window > 0 ? fmt::format("\"sliding_window\": {}, \"use_sliding_window\": true,", m.window) : std::string(),
+          m.layers.size(), m.block, m.vocab - 1, fmt::join(m.taps, ", "), m.hidden, std::min(m.top_k, m.vocab)));
 }
 
 }  // namespace

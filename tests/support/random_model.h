@@ -18,14 +18,14 @@ namespace splash::test {
 
 struct RandomModel {
   std::uint64_t seed = 1;
-  int vocab = 48;
+  int vocab = 32;
   int hidden = 64;
   int intermediate = 64;
   std::string layers = "gga";                        // g: Gated DeltaNet, a: attention
   int query_heads = 2, kv_heads = 1, head_dim = 64;  // half of the head rotates
   int key_heads = 1, value_heads = 2, key_dim = 32, value_dim = 32, conv_kernel = 4;
   bool tied = false;
-  double mixing = 0.35;  // size of what mixers and MLPs add to the residual stream
+  double mixing = 0.2;   // size of what mixers and MLPs add to the residual stream
   double sharpness = 3;  // standard deviation of logits, about
   int max_positions = 4096;
 
@@ -35,7 +35,7 @@ struct RandomModel {
   int window = 16;  // 0: full attention
   int block = 8;
   std::vector<int> taps{0, 1};
-  int top_k = 16;
+  int top_k = 24;
   double skill = 1;  // 0: a draft that knows nothing
 };
 
