@@ -1,5 +1,5 @@
-// Who holds which KV page. A page may be held by several lanes and by several places of the prefix cache; it is free when
-// nobody holds it. Index arithmetic only: the rows live in the model.
+// Who holds which KV page. A page may be held by several lanes and by several places of the prefix cache; it is free
+// when nobody holds it. Index arithmetic only: the rows live in the model.
 #pragma once
 
 #include <vector>

@@ -33,13 +33,13 @@ tl::unexpected<Error> too_small(const MemoryPlan& least, std::int64_t budget, in
   const std::int64_t missing = least.used_bytes() - budget;
   std::string fix = wish.max_bytes > 0 ? "raise the memory limit" : "free memory";
   if (wish.lanes > 1) fix += ", ask for fewer lanes";
-  return fail_parameter(ErrorKind::overloaded, "memory",
-                        "the model needs {} (weights {}, scratch {}, {} lane(s) {}, {} positions of KV {}, {} snapshots {}) "
-                        "but may use {}: {} are missing; {} or choose a smaller model",
-                        format_bytes(least.used_bytes()), format_bytes(least.weights_bytes),
-                        format_bytes(least.scratch_bytes), least.lanes, format_bytes(least.lanes_bytes), context,
-                        format_bytes(least.pages_bytes), least.snapshots, format_bytes(least.snapshots_bytes),
-                        format_bytes(budget), format_bytes(missing), fix);
+  return fail_parameter(
+      ErrorKind::overloaded, "memory",
+      "the model needs {} (weights {}, scratch {}, {} lane(s) {}, {} positions of KV {}, {} snapshots {}) "
+      "but may use {}: {} are missing; {} or choose a smaller model",
+      format_bytes(least.used_bytes()), format_bytes(least.weights_bytes), format_bytes(least.scratch_bytes),
+      least.lanes, format_bytes(least.lanes_bytes), context, format_bytes(least.pages_bytes), least.snapshots,
+      format_bytes(least.snapshots_bytes), format_bytes(budget), format_bytes(missing), fix);
 }
 
 Status check_wish(const Wish& wish, int model_context) {

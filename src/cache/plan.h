@@ -18,9 +18,9 @@ struct MachineMemory {
 
 // What the operator asked for; 0 = as the machine allows.
 struct Wish {
-  int lanes = 0;                // up to link::max_lanes
-  int context = 0;              // positions of one request; a wish that does not fit is an error, not a smaller plan
-  std::int64_t max_bytes = 0;   // upper bound of everything together
+  int lanes = 0;               // up to link::max_lanes
+  int context = 0;             // positions of one request; a wish that does not fit is an error, not a smaller plan
+  std::int64_t max_bytes = 0;  // upper bound of everything together
 };
 
 struct MemoryPlan {

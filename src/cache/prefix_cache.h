@@ -1,11 +1,11 @@
 // The prefix cache: a tree of 32-token blocks, each with its KV page, and snapshots of the recurrent state at exact
-// committed positions on it. A position in the middle of a block is a tail: the snapshot owns the tail's tokens and holds
-// the page they stand in (rows of a page never change once committed, so the lane that goes on writing behind them may
-// share it; whoever resumes from the snapshot copies it first).
+// committed positions on it. A position in the middle of a block is a tail: the snapshot owns the tail's tokens and
+// holds the page they stand in (rows of a page never change once committed, so the lane that goes on writing behind
+// them may share it; whoever resumes from the snapshot copies it first).
 //
-// A hybrid model can resume only where it has both the pages and the state. So the rule of this cache: every leaf of the
-// tree carries a snapshot. Pages enter with a snapshot and leave with the last snapshot that needs them; the unit of
-// eviction is the snapshot.
+// A hybrid model can resume only where it has both the pages and the state. So the rule of this cache: every leaf of
+// the tree carries a snapshot. Pages enter with a snapshot and leave with the last snapshot that needs them; the unit
+// of eviction is the snapshot.
 //
 // Tokens are compared one by one, always; the hash only finds the candidates.
 #pragma once

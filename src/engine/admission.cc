@@ -67,8 +67,8 @@ bool Engine::try_admit(Request& request, int lane, bool use_cache) {
   return true;
 }
 
-// Called with the match held by the lane. Beyond the prompt some of the reply must fit too, lest the request be suspended
-// as soon as it has begun; a request that has the pool to itself needs no such margin.
+// Called with the match held by the lane. Beyond the prompt some of the reply must fit too, lest the request be
+// suspended as soon as it has begun; a request that has the pool to itself needs no such margin.
 bool Engine::enough_pages(const Request& request, const cache::Match& match) const {
   const int end = request.prefill_end();
   const int margin = running() > 0 ? std::min(config_.headroom_tokens, request.budget()) : 0;
@@ -134,7 +134,8 @@ void Engine::suspend(Request& request) {
   auto& seat = lanes_[request.lane];
   leave_lane(request);
   request.phase = Phase::queued;
-  const auto place = std::ranges::upper_bound(queue_, request.arrival, {}, [](const auto& other) { return other->arrival; });
+  const auto place =
+      std::ranges::upper_bound(queue_, request.arrival, {}, [](const auto& other) { return other->arrival; });
   queue_.insert(place, std::move(seat));
 }
 

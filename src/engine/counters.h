@@ -42,14 +42,14 @@ struct Histogram {
 
 struct Counters {
   // Totals.
-  Counter steps;                // model steps of any kind
+  Counter steps;  // model steps of any kind
   Counter failed_steps;
-  Counter decode_steps;         // draft-verify-accept-commit of one lane
-  Counter decode_rows;          // verify rows run
-  Counter prefill_rows;         // prompt rows run (a resumed request's replayed rows included)
-  Counter prompt_tokens;        // of started requests
-  Counter cached_tokens;        // prompt tokens taken from the prefix cache
-  Counter reply_tokens;         // chosen
+  Counter decode_steps;   // draft-verify-accept-commit of one lane
+  Counter decode_rows;    // verify rows run
+  Counter prefill_rows;   // prompt rows run (a resumed request's replayed rows included)
+  Counter prompt_tokens;  // of started requests
+  Counter cached_tokens;  // prompt tokens taken from the prefix cache
+  Counter reply_tokens;   // chosen
   Counter drafted_tokens;
   Counter accepted_tokens;
   // Proposals at block position i (the first is 0): verified up to there, and kept.
@@ -58,22 +58,22 @@ struct Counters {
   Counter submitted;
   Counter finished_stop;
   Counter finished_length;
-  Counter failed;               // every Failed event except the three below
-  Counter refused;              // at the door: invalid or overloaded
+  Counter failed;   // every Failed event except the three below
+  Counter refused;  // at the door: invalid or overloaded
   Counter cancelled;
   Counter timed_out;
-  Counter suspended;            // lanes given up for want of pages, resumed later
+  Counter suspended;  // lanes given up for want of pages, resumed later
   Counter snapshots_saved;
   Counter snapshots_restored;
   Counter snapshots_evicted;
-  Histogram step_ms;            // every step
-  Histogram decode_step_ms;     // steps without prefill rows
+  Histogram step_ms;         // every step
+  Histogram decode_step_ms;  // steps without prefill rows
   // Gauges.
   Counter queued;
   Counter running;
   Counter pages_total;
-  Counter pages_lanes;          // held by lanes
-  Counter pages_cached;         // held by the prefix cache alone
+  Counter pages_lanes;   // held by lanes
+  Counter pages_cached;  // held by the prefix cache alone
   Counter snapshots_total;
   Counter snapshots_used;
 };

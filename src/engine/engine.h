@@ -1,10 +1,10 @@
 // The engine: takes commands, runs steps, tells each request's sink what happened. One thread calls tick() and owns all
 // mutable state; post() and counters() are for every thread.
 //
-// A request's life: queued -> prefilling -> decoding -> gone (exactly one Finished or Failed). Pages of the whole prompt
-// are taken at admission, pages of the reply as it grows. When none is left, even after the cache gave up its own, the
-// youngest lane is suspended: it goes back to the head of the queue and later replays its own tokens. The oldest request
-// is never suspended for another and one request always fits the pool alone, so every request ends.
+// A request's life: queued -> prefilling -> decoding -> gone (exactly one Finished or Failed). Pages of the whole
+// prompt are taken at admission, pages of the reply as it grows. When none is left, even after the cache gave up its
+// own, the youngest lane is suspended: it goes back to the head of the queue and later replays its own tokens. The
+// oldest request is never suspended for another and one request always fits the pool alone, so every request ends.
 #pragma once
 
 #include <deque>
@@ -28,13 +28,13 @@
 namespace splash::engine {
 
 struct Config {
-  bool use_draft = true;          // false: plain one-row steps
-  int fixed_width = 0;            // verify rows of every step; 0 = chosen by measured cost and acceptance
-  int checkpoint_tokens = 4096;   // a snapshot this often inside a long prompt
-  int junction_tokens = 256;      // a prompt that parts from a cached one this far past its snapshot gets one there
-  int headroom_tokens = 256;      // reply tokens whose pages must be free when a request is admitted
+  bool use_draft = true;         // false: plain one-row steps
+  int fixed_width = 0;           // verify rows of every step; 0 = chosen by measured cost and acceptance
+  int checkpoint_tokens = 4096;  // a snapshot this often inside a long prompt
+  int junction_tokens = 256;     // a prompt that parts from a cached one this far past its snapshot gets one there
+  int headroom_tokens = 256;     // reply tokens whose pages must be free when a request is admitted
   int max_queued = link::max_queued_requests;
-  Pacing pacing;                  // how prefill shares steps with decode
+  Pacing pacing;  // how prefill shares steps with decode
 };
 
 // Pages that hold so many positions.
@@ -48,8 +48,8 @@ class Engine {
   // Measures the step by width on an idle engine, before the first request. Without it sampled lanes run full blocks.
   Status warm_up();
 
-  // Any thread. Refusals reach the sink as Failed at the next tick, like everything else; their parameter is the field of
-  // link::Submit at fault. Once the engine's thread has ended, a submit fails at once on the caller's thread.
+  // Any thread. Refusals reach the sink as Failed at the next tick, like everything else; their parameter is the field
+  // of link::Submit at fault. Once the engine's thread has ended, a submit fails at once on the caller's thread.
   void post(link::Command command);
 
   // receive -> schedule -> forward -> apply. False when there was nothing to run: sleep until next_wake() or a post.

@@ -30,8 +30,14 @@ struct Rig {
 
   static model::FakeOptions roomy() {
     model::FakeOptions options;
-    options.facts = {.vocab_size = vocab_size, .block_rows = 8, .max_context = 20'000, .max_prefill_rows = 512,
-                     .lanes = 4, .pages = 4000, .snapshots = 16, .has_draft = true};
+    options.facts = {.vocab_size = vocab_size,
+                     .block_rows = 8,
+                     .max_context = 20'000,
+                     .max_prefill_rows = 512,
+                     .lanes = 4,
+                     .pages = 4000,
+                     .snapshots = 16,
+                     .has_draft = true};
     return options;
   }
 
@@ -92,7 +98,9 @@ std::vector<Token> counting(int count, Token first = 0) {
   return tokens;
 }
 
-void append(std::vector<Token>& tokens, const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); }
+void append(std::vector<Token>& tokens, const std::vector<Token>& more) {
+  tokens.insert(tokens.end(), more.begin(), more.end());
+}
 
 // FC-PC-05: the second turn runs what is new and nothing else, whatever the length.
 TEST(Engine, SecondTurnPrefillsOnlyWhatIsNew) {
@@ -330,7 +338,10 @@ TEST(Engine, RefusalsNameTheField) {
   link::Submit first = rig.request(counting(10), 5);
   link::Submit twin = first;
   int twins = 0;
-  twin.sink = [&](link::Event event) { twins += std::get<link::Failed>(event).error.parameter == "id"; };
+  twin.sink = [&](link::Event event) {
+    const auto* failed = std::get_if<link::Failed>(&event);
+    twins += failed != nullptr && failed->error.parameter == std::string_view("id") ? 1 : 0;
+  };
   rig.post(std::move(first));
   rig.engine->post(std::move(twin));
   const Seen& late = rig.post(rig.request(counting(10), 5));

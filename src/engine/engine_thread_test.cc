@@ -12,8 +12,14 @@ namespace {
 
 model::FakeOptions small() {
   model::FakeOptions options;
-  options.facts = {.vocab_size = 100, .block_rows = 8, .max_context = 2000, .max_prefill_rows = 128,
-                   .lanes = 3, .pages = 200, .snapshots = 4, .has_draft = true};
+  options.facts = {.vocab_size = 100,
+                   .block_rows = 8,
+                   .max_context = 2000,
+                   .max_prefill_rows = 128,
+                   .lanes = 3,
+                   .pages = 200,
+                   .snapshots = 4,
+                   .has_draft = true};
   return options;
 }
 
@@ -71,7 +77,8 @@ TEST(EngineThread, SleepsWhenThereIsNothingToDo) {
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double used = static_cast<double>(after.tv_sec - before.tv_sec) + 1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
+  const double used =
+      static_cast<double>(after.tv_sec - before.tv_sec) + 1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec);
   EXPECT_LT(used, 0.1);
 }
 

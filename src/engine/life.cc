@@ -29,11 +29,13 @@ void Engine::submit(link::Submit submit) {
   counters_.submitted.add();
   if (const Status status = check_submit(submit, limits_); !status) return refuse(submit, status.error());
   if (live_.contains(submit.id)) {
-    return refuse(submit, {ErrorKind::invalid, fmt::format("a request with id {} is running: choose another", submit.id), "id"});
+    return refuse(
+        submit, {ErrorKind::invalid, fmt::format("a request with id {} is running: choose another", submit.id), "id"});
   }
   if (closed_) return refuse(submit, {ErrorKind::overloaded, "the server is shutting down", ""});
   if (queued() >= limits_.max_queued) {
-    return refuse(submit, {ErrorKind::overloaded, fmt::format("{} requests wait already: try again later", queued()), ""});
+    return refuse(submit,
+                  {ErrorKind::overloaded, fmt::format("{} requests wait already: try again later", queued()), ""});
   }
   auto request = std::make_unique<Request>();
   request->arrival = arrivals_++;
@@ -76,7 +78,8 @@ void Engine::expire(TimePoint now) {
   each_live([&](Request& request) {
     if (request.submit.deadline > now) return;
     keep_what_is_done(request);
-    fail(request, {ErrorKind::timeout, "the request's deadline has passed: allow more time or ask for fewer tokens", ""});
+    fail(request,
+         {ErrorKind::timeout, "the request's deadline has passed: allow more time or ask for fewer tokens", ""});
   });
   sweep();
 }
@@ -92,9 +95,15 @@ void Engine::finish(Request& request, link::FinishReason reason) {
 
 void Engine::fail(Request& request, const Error& error) {
   switch (error.kind) {
-    case ErrorKind::cancelled: counters_.cancelled.add(); break;
-    case ErrorKind::timeout: counters_.timed_out.add(); break;
-    default: counters_.failed.add(); break;
+    case ErrorKind::cancelled:
+      counters_.cancelled.add();
+      break;
+    case ErrorKind::timeout:
+      counters_.timed_out.add();
+      break;
+    default:
+      counters_.failed.add();
+      break;
   }
   leave_lane(request);
   request.phase = Phase::done;

@@ -24,17 +24,17 @@ struct Request {
   std::uint64_t arrival = 0;  // order of submission; the queue's order too
   std::vector<Token> tokens;  // the prompt, then every chosen token
   int prompt_tokens = 0;
-  int reply_limit = 0;        // max_tokens, or what the context leaves
+  int reply_limit = 0;  // max_tokens, or what the context leaves
   link::Usage usage;
-  bool started = false;       // the sink has seen Started
+  bool started = false;  // the sink has seen Started
 
   Phase phase = Phase::queued;
   int lane = -1;
-  int committed = 0;                  // tokens[0, committed) have been run in this lane
-  int resumed_at = 0;                 // committed when it took the lane
-  std::vector<model::PageId> pages;   // hold tokens[0, committed) and room for what is to come
-  std::vector<Save> saves;            // ascending, all > committed and <= prefill_end()
-  Acceptance acceptance;              // of this request alone
+  int committed = 0;                 // tokens[0, committed) have been run in this lane
+  int resumed_at = 0;                // committed when it took the lane
+  std::vector<model::PageId> pages;  // hold tokens[0, committed) and room for what is to come
+  std::vector<Save> saves;           // ascending, all > committed and <= prefill_end()
+  Acceptance acceptance;             // of this request alone
 
   int chosen() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
   int budget() const { return reply_limit - chosen(); }

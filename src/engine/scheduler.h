@@ -26,8 +26,8 @@ struct PrefillView {
 
 struct DecodeView {
   int lane = 0;
-  int max_width = 1;      // what budget, context and model allow, >= 1
-  int steps = 0;          // decode steps of this request so far
+  int max_width = 1;  // what budget, context and model allow, >= 1
+  int steps = 0;      // decode steps of this request so far
   bool sampled = false;
   const Acceptance* acceptance = nullptr;  // of this request
 };
@@ -39,7 +39,7 @@ struct Grant {
 
 struct Choice {
   std::vector<Grant> prefill;  // a lane at most once
-  std::vector<Grant> decode;  // rows = verify width
+  std::vector<Grant> decode;   // rows = verify width
   bool empty() const { return prefill.empty() && decode.empty(); }
   int prefill_rows() const;
   int decode_rows() const;
@@ -76,10 +76,10 @@ class Scheduler {
   int max_prefill_rows_ = 0;
   int fixed_width_ = 0;
   Pacing pacing_;
-  StepCost cost_;          // decode rows -> seconds, running
-  StepCost alone_cost_;    // the same at warm-up
-  double row_seconds_ = 0; // of one prefill row, running; 0 = not measured
-  Acceptance acceptance_;  // of all requests
+  StepCost cost_;           // decode rows -> seconds, running
+  StepCost alone_cost_;     // the same at warm-up
+  double row_seconds_ = 0;  // of one prefill row, running; 0 = not measured
+  Acceptance acceptance_;   // of all requests
 };
 
 }  // namespace splash::engine

@@ -23,7 +23,9 @@ int rows_of(const std::vector<Grant>& grants, int lane) {
 
 const Acceptance unknown;
 
-DecodeView decoding(int lane, int max_width = 8) { return {.lane = lane, .max_width = max_width, .acceptance = &unknown}; }
+DecodeView decoding(int lane, int max_width = 8) {
+  return {.lane = lane, .max_width = max_width, .acceptance = &unknown};
+}
 
 TEST(Scheduler, ALonePromptTakesEveryRow) {
   const Scheduler scheduler(facts(), {}, 0);
@@ -108,8 +110,8 @@ TEST(Scheduler, ASampledLaneKnowsOnlyItself) {
   EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, std::min(alone, 2));
 }
 
-// Where a second row is dear and eight cost no more than two, eight are best, yet of at most two rows one is. Near the end
-// of its budget the lane still runs the first rows of the block it would run without one.
+// Where a second row is dear and eight cost no more than two, eight are best, yet of at most two rows one is. Near the
+// end of its budget the lane still runs the first rows of the block it would run without one.
 TEST(Scheduler, ABudgetOnlyShortensASampledBlock) {
   Scheduler scheduler(facts(), {}, 0);
   StepCost cost(32);

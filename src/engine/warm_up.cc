@@ -28,7 +28,8 @@ Status Engine::warm_up() {
     while (position < prompt_tokens) {
       const int rows = std::min(facts_.max_prefill_rows, prompt_tokens - position);
       model::StepPlan plan;
-      plan.prefill.push_back({0, position, std::span(prompt).subspan(position, rows), pages, position + rows == prompt_tokens});
+      plan.prefill.push_back(
+          {0, position, std::span(prompt).subspan(position, rows), pages, position + rows == prompt_tokens});
       SPLASH_TRY(const model::StepResult result, model_.step(plan));
       position += rows;
       if (position == prompt_tokens) anchor = result.prefill.front().chosen.front();

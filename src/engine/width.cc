@@ -8,9 +8,9 @@
 namespace splash::engine {
 namespace {
 
-constexpr double cost_memory = 0.8;   // weight of the past in a running step time
-constexpr double trial_memory = 0.98; // per trial: about the last fifty decide
-constexpr double prior_trials = 4.0;  // how many trials the prior is worth
+constexpr double cost_memory = 0.8;    // weight of the past in a running step time
+constexpr double trial_memory = 0.98;  // per trial: about the last fifty decide
+constexpr double prior_trials = 4.0;   // how many trials the prior is worth
 
 }  // namespace
 

@@ -82,7 +82,8 @@ TEST(ChooseWidths, IsTheBestOfAll) {
       const WidthView lanes[] = {lane(first, 6), lane(0.6, 4), lane(0.8, 5)};
       const Company company{2, 1.5};
       const auto rate = [&](int a, int b, int c) {
-        const double tokens = company.tokens + expected_tokens(lanes[0], a) + expected_tokens(lanes[1], b) + expected_tokens(lanes[2], c);
+        const double tokens =
+            company.tokens + expected_tokens(lanes[0], a) + expected_tokens(lanes[1], b) + expected_tokens(lanes[2], c);
         return tokens / cost.seconds(company.rows + a + b + c);
       };
       double best = 0.0;

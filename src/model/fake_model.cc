@@ -29,7 +29,9 @@ Token choose(std::uint64_t hash, const link::Sampling& sampling, std::span<const
   SPLASH_CHECK(false, "the mask allows no token");
 }
 
-bool is_stop(const LaneSetup& setup, Token token) { return std::ranges::find(setup.stop_tokens, token) != setup.stop_tokens.end(); }
+bool is_stop(const LaneSetup& setup, Token token) {
+  return std::ranges::find(setup.stop_tokens, token) != setup.stop_tokens.end();
+}
 
 // Mask rows after the accepted tokens and along the proposals; shortens the proposals to what the constraint allows.
 std::vector<std::uint32_t> masks(const LaneSetup& setup, std::vector<Token>& proposals) {
@@ -41,7 +43,8 @@ std::vector<std::uint32_t> masks(const LaneSetup& setup, std::vector<Token>& pro
   return words;
 }
 
-std::span<const std::uint32_t> mask_row(const LaneSetup& setup, const std::vector<std::uint32_t>& words, std::size_t row) {
+std::span<const std::uint32_t> mask_row(const LaneSetup& setup, const std::vector<std::uint32_t>& words,
+                                        std::size_t row) {
   if (!setup.constraint) return {};
   const std::size_t size = setup.constraint->mask_words();
   return std::span(words).subspan(row * size, size);
@@ -152,7 +155,8 @@ SliceResult FakeModel::prefill(const PrefillSlice& slice) {
   if (slice.choose) {
     std::vector<Token> proposals;
     const auto words = masks(lane.setup, proposals);
-    result.chosen = {choose(lane.state.hash, lane.setup.sampling, mask_row(lane.setup, words, 0), options_.facts.vocab_size)};
+    result.chosen = {
+        choose(lane.state.hash, lane.setup.sampling, mask_row(lane.setup, words, 0), options_.facts.vocab_size)};
   }
   return result;
 }
@@ -177,7 +181,8 @@ SliceResult FakeModel::decode(const DecodeSlice& slice) {
   std::vector<Token> proposals = draft(lane, slice);
   const auto words = masks(lane.setup, proposals);
   write(slice.pages, slice.position, slice.anchor);
-  for (std::size_t i = 0; i < proposals.size(); ++i) write(slice.pages, slice.position + 1 + static_cast<int>(i), proposals[i]);
+  for (std::size_t i = 0; i < proposals.size(); ++i)
+    write(slice.pages, slice.position + 1 + static_cast<int>(i), proposals[i]);
 
   SliceResult result{.lane = slice.lane, .drafted = static_cast<int>(proposals.size())};
   Token last = slice.anchor;

@@ -12,10 +12,10 @@ namespace splash::model {
 
 struct FakeOptions {
   Facts facts;
-  std::uint64_t seed = 0;       // of acceptance and failures; never of the tokens
-  double acceptance = 0.7;      // chance that a proposal is right
-  double failure = 0.0;         // chance that a step fails
-  FakeClock* clock = nullptr;   // advanced by the cost of a step
+  std::uint64_t seed = 0;      // of acceptance and failures; never of the tokens
+  double acceptance = 0.7;     // chance that a proposal is right
+  double failure = 0.0;        // chance that a step fails
+  FakeClock* clock = nullptr;  // advanced by the cost of a step
   double step_seconds = 0.010;
   double row_seconds = 0.001;
 };

@@ -26,10 +26,11 @@ TEST(Simulator, EveryAnswerEqualsTheAnswerAlone) {
     sum += simulate(seed);
     if (HasFailure()) GTEST_FAIL() << "SPLASH_SIM_SEED=" << seed;
   }
-  fmt::print("{} schedules: {} ticks, {} requests, {} finished with {} tokens, {} cancelled, {} timed out, {} failed, "
-             "{} refused, {} suspensions, {} evictions, {} restores of {} tokens, {} compared with a run alone\n",
-             count, sum.ticks, sum.requests, sum.finished, sum.tokens, sum.cancelled, sum.timed_out, sum.failed,
-             sum.refused, sum.suspended, sum.evicted, sum.restored, sum.cached_tokens, sum.compared_alone);
+  fmt::print(
+      "{} schedules: {} ticks, {} requests, {} finished with {} tokens, {} cancelled, {} timed out, {} failed, "
+      "{} refused, {} suspensions, {} evictions, {} restores of {} tokens, {} compared with a run alone\n",
+      count, sum.ticks, sum.requests, sum.finished, sum.tokens, sum.cancelled, sum.timed_out, sum.failed, sum.refused,
+      sum.suspended, sum.evicted, sum.restored, sum.cached_tokens, sum.compared_alone);
   if (count < usual) return;
   // The schedules must keep meeting what they are for.
   EXPECT_GT(sum.suspended, 100);

@@ -163,7 +163,8 @@ Tally Simulation::run() {
   // A few system prompts that conversations share, some of them one another's beginnings.
   const auto system = text(dice_.between(0, world_.context / 2));
   for (int i = dice_.between(1, 6); i > 0; --i) {
-    const int shared = dice_.chance(0.7) ? static_cast<int>(system.size()) : dice_.between(0, static_cast<int>(system.size()));
+    const int shared =
+        dice_.chance(0.7) ? static_cast<int>(system.size()) : dice_.between(0, static_cast<int>(system.size()));
     conversations_.push_back({{system.begin(), system.begin() + shared}});
   }
   for (int actions = dice_.between(5, 60); actions > 0; --actions) {
@@ -239,8 +240,8 @@ void Simulation::submit_turn() {
     return std::make_shared<ToyConstraint>(vocab_size, length, submit.stop_tokens);
   };
   const int reply_limit = std::min(submit.max_tokens, world_.context - static_cast<int>(client.prompt.size()));
-  client.expected = model::FakeModel::reply_alone(
-      client.prompt, {submit.sampling, submit.stop_tokens, constraint()}, vocab_size, reply_limit);
+  client.expected = model::FakeModel::reply_alone(client.prompt, {submit.sampling, submit.stop_tokens, constraint()},
+                                                  vocab_size, reply_limit);
   submit.constraint = constraint();
   conversation.waiting = true;
   send(std::move(client));
@@ -253,13 +254,27 @@ void Simulation::submit_hostile() {
   submit.max_tokens = 3;
   const int vocab_size = world_.model.facts.vocab_size;
   switch (dice_.between(0, 6)) {
-    case 0: submit.prompt.clear(); break;
-    case 1: submit.prompt[3] = vocab_size; break;
-    case 2: submit.prompt[0] = -1; break;
-    case 3: submit.prompt = text(world_.context); break;
-    case 4: submit.max_tokens = 0; break;
-    case 5: submit.stop_tokens.assign(link::max_stop_tokens + 1, 1); break;
-    case 6: submit.reply_boundary = 6; break;
+    case 0:
+      submit.prompt.clear();
+      break;
+    case 1:
+      submit.prompt[3] = vocab_size;
+      break;
+    case 2:
+      submit.prompt[0] = -1;
+      break;
+    case 3:
+      submit.prompt = text(world_.context);
+      break;
+    case 4:
+      submit.max_tokens = 0;
+      break;
+    case 5:
+      submit.stop_tokens.assign(link::max_stop_tokens + 1, 1);
+      break;
+    case 6:
+      submit.reply_boundary = 6;
+      break;
   }
   client.refusal = ErrorKind::invalid;
   client.prompt = submit.prompt;
@@ -283,7 +298,8 @@ void Simulation::send(Client client) {
 
 void Simulation::cancel_someone() {
   if (clients_.empty()) return;
-  Client& client = clients_.at(dice_.between(std::max(1, static_cast<int>(next_id_) - 8), static_cast<int>(next_id_) - 1));
+  Client& client =
+      clients_.at(dice_.between(std::max(1, static_cast<int>(next_id_) - 8), static_cast<int>(next_id_) - 1));
   note("t={} cancel {}", tally_.ticks, client.id);
   client.cancelled = true;
   engine_->post(link::Cancel{client.id});
@@ -320,7 +336,8 @@ void Simulation::on_event(Client& client, link::Event event) {
     ASSERT_FALSE(tokens->tokens.empty());
     for (const Token token : tokens->tokens) client.got.push_back(token);
     ASSERT_LE(client.got.size(), client.expected.size()) << client.id;
-    ASSERT_TRUE(std::equal(client.got.begin(), client.got.end(), client.expected.begin())) << "another reply than alone: " << client.id;
+    ASSERT_TRUE(std::equal(client.got.begin(), client.got.end(), client.expected.begin()))
+        << "another reply than alone: " << client.id;
   } else if (const auto* failed = std::get_if<link::Failed>(&event)) {
     on_end(client, failed->usage);
     on_failed(client, *failed);
@@ -365,7 +382,8 @@ void Simulation::on_failed(Client& client, const link::Failed& failed) {
 }
 
 void Simulation::on_finished(Client& client, const link::Finished& finished) {
-  note("t={} finished {}: {} tokens, {} cached", tally_.ticks, client.id, finished.usage.reply_tokens, finished.usage.cached_tokens);
+  note("t={} finished {}: {} tokens, {} cached", tally_.ticks, client.id, finished.usage.reply_tokens,
+       finished.usage.cached_tokens);
   const bool stopped = finished.reason == link::FinishReason::stop;
   ASSERT_FALSE(client.expected.empty());
   const auto& stops = client.submit.stop_tokens;
