@@ -70,6 +70,7 @@ Result<link::Sampling> read_sampling(const Fields& fields, const SamplingDefault
   out.min_p = std::min(static_cast<float>(min_p.value_or(defaults.min_p)), std::nextafter(1.0f, 0.0f));
   SPLASH_TRY(const auto seed, fields.seed("seed"));
   out.seed = seed ? *seed : random_seed();
+  out.reproducible = seed.has_value();
   return out;
 }
 

@@ -47,9 +47,9 @@ void Scheduler::complete(const Choice& choice, double seconds) {
   row_seconds_ = row_seconds_ == 0.0 ? row : row_memory * row_seconds_ + (1.0 - row_memory) * row;
 }
 
-// Lanes whose width is no question: nothing to choose from, or a probe is due.
+// Lanes whose width is no question: nothing to choose from, a stated seed, or a probe is due.
 bool Scheduler::settled(const DecodeView& lane) const {
-  return fixed_width_ > 0 || lane.max_width == 1 || lane.steps % probe_every == probe_every - 1;
+  return fixed_width_ > 0 || lane.max_width == 1 || (lane.sampled && lane.reproducible) || lane.steps % probe_every == probe_every - 1;
 }
 
 // A sampled lane starts from a constant, a greedy one from what all requests have seen (see set_alone_cost).

@@ -29,6 +29,7 @@ struct DecodeView {
   int max_width = 1;  // what budget, context and model allow, >= 1
   int steps = 0;      // decode steps of this request so far
   bool sampled = false;
+  bool reproducible = false;  // always the full block: what was measured may not show in a stated seed's tokens
   const Acceptance* acceptance = nullptr;  // of this request
 };
 

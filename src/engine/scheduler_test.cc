@@ -128,6 +128,22 @@ TEST(Scheduler, ABudgetOnlyShortensASampledBlock) {
   EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 1);
 }
 
+// A stated seed must give the same tokens on another day: no measured cost and no acceptance may narrow its block.
+TEST(Scheduler, AStatedSeedRunsFullBlocks) {
+  Scheduler scheduler(facts(), {}, 0);
+  StepCost cost(32);
+  cost.record(1, 0.010);
+  cost.record(8, 0.100);
+  scheduler.set_alone_cost(cost);
+  DecodeView lane = decoding(0);
+  lane.sampled = true;
+  EXPECT_LT(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
+  lane.reproducible = true;
+  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
+  lane.sampled = false;
+  EXPECT_LT(scheduler.next({}, {&lane, 1}).decode.front().rows, 8) << "greedy tokens depend on no width";
+}
+
 TEST(Scheduler, FixedWidthIsFixed) {
   Scheduler scheduler(facts(), {}, 5);
   const DecodeView lanes[] = {decoding(0, 5), decoding(1, 3)};

@@ -23,6 +23,9 @@ struct Sampling {
   float top_p = 1.0f;        // (0, 1]
   float min_p = 0.0f;        // [0, 1)
   std::uint64_t seed = 0;    // same seed, prompt and settings: same tokens
+  // The client stated the seed: the tokens must be the same on another day and another machine too, so nothing measured
+  // (the verify width) may have a say. Costs speed where narrower blocks would pay.
+  bool reproducible = false;
 };
 
 struct Submit {
