@@ -1,8 +1,9 @@
 #!/bin/bash
 # What is run on the GPU machine, in under ten minutes: conformance of every kernel, compute-sanitizer on small shapes, then the
 # benchmark table. Builds nothing: bench/device.sh FOLDER, where FOLDER holds cuda_conformance and device_bench (built with
-# -DSPLASH_CUDA=ON and stripped) and, to be tried on that machine's processor, ops_conformance_test. Results go to $OUT as they come, so a
-# run that is cut off keeps what it had: conformance.txt, sanitizer.txt, kernels.jsonl, bench.txt, machine.txt.
+# -DSPLASH_CUDA=ON and stripped) and may hold device_golden with the fixtures dense and dense-mlx4, ops_conformance_test to be tried
+# on that machine's processor, and shared libraries these need. Results go to $OUT as they come, so a
+# run that is cut off keeps what it had: conformance.txt, golden.txt, sanitizer_*.txt, kernels.jsonl, bench.txt, machine.txt.
 #   SECTIONS  of device_bench (default: roof steps variants kernels prefill rows)
 #   SANITIZE  gtest filter for compute-sanitizer; empty leaves it out
 #   COMMIT    written into the records
@@ -27,7 +28,7 @@ fi
 failed=""
 : > "$out/conformance.txt"
 for suite in 'EmbedCuda*' 'Shapes/LinearCuda*:LinearCuda*' 'GdnCuda*' 'AttentionCuda*' 'DraftCuda*'; do
-  timeout 60 "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1 > "$out/suite.txt" 2>&1
+  timeout "${SUITE_SECONDS:-60}" "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1 > "$out/suite.txt" 2>&1
   code=$?
   { echo "== $suite: exit $code"; cat "$out/suite.txt"; } >> "$out/conformance.txt"
   [ $code -ne 0 ] && failed="$failed $suite"
@@ -35,6 +36,12 @@ done
 rm -f "$out/suite.txt"
 echo "failed suites:${failed:- none}"
 grep -E '^== |FAILED|Failure|CUDA failed' "$out/conformance.txt" | head -n 60
+
+if [ -x "$bin/device_golden" ]; then
+  timeout 60 "$bin/device_golden" "$bin"/dense "$bin"/dense-mlx4 > "$out/golden.txt" 2>&1
+  echo "golden: exit $?"
+  cat "$out/golden.txt"
+fi
 
 if [ -n "$sections" ]; then
   # shellcheck disable=SC2086  # a list

@@ -30,7 +30,7 @@ target_include_directories(splash_cuda_flags INTERFACE ${PROJECT_SOURCE_DIR}/src
 # A spilled register in a kernel is an error: -Werror all-warnings with ptxas warning about spills. FMT_*: nvcc's front end cannot
 # evaluate fmt 9's consteval constructors.
 target_compile_options(splash_cuda_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL=
+  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL=
   -Xptxas=-warn-spills,-warn-lmem-usage -Xcompiler=-Wall>)
 target_include_directories(splash_cuda_flags SYSTEM INTERFACE ${SPLASH_CUDA_KIT}/include)
 

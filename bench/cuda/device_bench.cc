@@ -189,7 +189,7 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   repeat("argmax", 4.0 * rows * g.vocabulary, 10, [&](int) { ops::top_k(stream, logits, 248000, top, one); });
 }
 
-void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int position) {
+void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int position, const char* remark = "") {
   if (position + width > model.context()) return;
   const Geometry& g = model.geometry();
   model.place(lanes, position);
@@ -204,7 +204,7 @@ void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int positi
   std::vector<int> results(static_cast<std::size_t>(lanes) * (width + 1));
   cudaMemcpy(results.data(), model.results(), results.size() * sizeof(int), cudaMemcpyDeviceToHost);
   bench.add({fmt::format("step, {} lane(s) x {} rows at {}", lanes, width, position), lanes * width, bytes, 0, 0, 0, 0,
-             fmt::format("{} nodes; kept {} then token {}", bench.nodes(), results[0], results[1])},
+             fmt::format("{} nodes; kept {} then token {}{}", bench.nodes(), results[0], results[1], remark)},
             times);
 }
 
@@ -270,7 +270,10 @@ int run(int argc, char** argv) {
     records.set_roof(best);
   }
   if (wanted("steps")) {
-    steps(bench, model, 1, 8, 1024);
+    for (const bool fold : {true, false, false, true}) {  // A B B A
+      model.fold_norms = fold;
+      steps(bench, model, 1, 8, 1024, fold ? ", norms folded" : ", norms apart");
+    }
     steps(bench, model, 1, 1, 1024);
     steps(bench, model, 4, 8, 1024);
     steps(bench, model, 1, 8, 32752);
@@ -287,6 +290,10 @@ int run(int argc, char** argv) {
     }
     ops::set_q4_rows_variant(0);
     for (const int rows : {1, 16, 32, 64}) every_linear(bench, stream, model, rows, "");
+    ops::set_q4_wide_from(17);
+    every_linear(bench, stream, model, 32, "wgmma");
+    steps(bench, model, 4, 8, 1024, ", wgmma");
+    ops::set_q4_wide_from(33);
   }
   if (wanted("kernels")) {
     linears(bench, stream, model, 8);

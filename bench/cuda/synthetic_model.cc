@@ -191,11 +191,11 @@ void SyntheticModel::draft_attention_layer(int l, int lanes) {
                        block_segments_[l], stream_.matrix(count, g_.draft_query_heads * g_.draft_dim));
 }
 
-// The target's layers over rows whose embeddings lie in x. features: [rows, taps * hidden] or empty.
-void SyntheticModel::forward(MatrixView<float> x, int lanes, MatrixView<float> features) {
+// The target's layers over rows whose embeddings lie in x; normed gets the final norm. features: [rows, taps * hidden] or empty.
+void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int lanes, MatrixView<float> features) {
   const ops::GdnGeometry gdn = gdn_geometry();
   const int rows = x.rows, values = gdn.value_heads * 128;
-  const MatrixView<float> normed = stream_.matrix(rows, g_.hidden), qkv = stream_.matrix(rows, gdn.channels()), z = stream_.matrix(rows, values),
+  const MatrixView<float> qkv = stream_.matrix(rows, gdn.channels()), z = stream_.matrix(rows, values),
                           b = stream_.matrix(rows, gdn.value_heads), a = stream_.matrix(rows, gdn.value_heads),
                           q_gate = stream_.matrix(rows, g_.query_heads * 512), k = stream_.matrix(rows, g_.kv_heads * 256),
                           v = stream_.matrix(rows, g_.kv_heads * 256), mixed = stream_.matrix(rows, values), inner = stream_.matrix(rows, g_.inner),
@@ -203,7 +203,7 @@ void SyntheticModel::forward(MatrixView<float> x, int lanes, MatrixView<float> f
   int tap = 0;
   for (int l = 0; l < g_.layers; ++l) {
     const Layer& layer = layers_[l];
-    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (l == 0 || !fold_norms) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
     if (layer.recurrent) {
       const ops::LinearTarget in[] = {{layer.qkv, qkv}, {layer.z, z}, {layer.b, b}, {layer.a, a}};
       ops::linear(stream_, normed, in);
@@ -213,8 +213,12 @@ void SyntheticModel::forward(MatrixView<float> x, int lanes, MatrixView<float> f
       ops::linear(stream_, normed, in);
       ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4, mixed);
     }
-    ops::linear_add(stream_, mixed, layer.out, x);
-    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (fold_norms) {
+      ops::linear_add_norm(stream_, mixed, layer.out, x, norm_, 1e-6f, normed);
+    } else {
+      ops::linear_add(stream_, mixed, layer.out, x);
+      ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    }
     if (rows <= 32) {
       ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner);
     } else {
@@ -222,12 +226,17 @@ void SyntheticModel::forward(MatrixView<float> x, int lanes, MatrixView<float> f
       ops::linear(stream_, normed, in);
       ops::swiglu(stream_, inner, inner_up, inner);
     }
-    ops::linear_add(stream_, inner, layer.down, x);
+    if (fold_norms) {
+      ops::linear_add_norm(stream_, inner, layer.down, x, norm_, 1e-6f, normed);
+    } else {
+      ops::linear_add(stream_, inner, layer.down, x);
+    }
     if (features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
       const MatrixView<float> to = features.slice_cols(tap++ * g_.hidden, g_.hidden);
       stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows, cudaMemcpyDeviceToDevice, stream_.native()), "taps");
     }
   }
+  if (!fold_norms) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
 }
 
 void SyntheticModel::draft_pass(int lanes) {
@@ -291,8 +300,7 @@ void SyntheticModel::step(int lanes, int width) {
   const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden), logits = stream_.matrix(rows, g_.vocabulary);
   const MatrixView<float> features = width > 1 ? stream_.matrix(rows, g_.taps * g_.hidden) : MatrixView<float>{};
   ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
-  forward(x, lanes, features);
-  ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+  forward(x, normed, lanes, features);
   ops::linear(stream_, normed, head_, logits);
   const MatrixView<Token> chosen{stream_.allocate<Token>(rows), rows, 1};
   ops::top_k(stream_, logits, std::min(248000, g_.vocabulary), chosen, stream_.matrix(rows, 1));
@@ -303,7 +311,7 @@ void SyntheticModel::step(int lanes, int width) {
 void SyntheticModel::prefill(int rows) {
   const MatrixView<float> x = stream_.matrix(rows, g_.hidden);
   ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
-  forward(x, 1, {});
+  forward(x, stream_.matrix(rows, g_.hidden), 1, {});
 }
 
 }  // namespace splash::bench

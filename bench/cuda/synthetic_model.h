@@ -28,6 +28,8 @@ class SyntheticModel {
   // Weights for `layers` layers, lanes with room for `context` positions each.
   static Result<std::unique_ptr<SyntheticModel>> make(cuda::Stream& stream, const Geometry& geometry, int lanes, int context);
 
+  bool fold_norms = true;  // RMSNorm inside the linears around it
+
   struct Layer {
     bool recurrent = false;
     pack::Weight qkv, z, b, a, q_gate, k, v, out, gate, up, down;
@@ -69,7 +71,7 @@ class SyntheticModel {
   template <class T>
   T* memory(std::size_t count);
 
-  void forward(MatrixView<float> x, int lanes, MatrixView<float> features);
+  void forward(MatrixView<float> x, MatrixView<float> normed, int lanes, MatrixView<float> features);
   void draft_pass(int lanes);
   void commit_draft(int lanes, int rows, MatrixView<const float> features);
 

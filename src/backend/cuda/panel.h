@@ -19,6 +19,11 @@ struct Panel {
   int rows = 0;
   int cols = 0;      // a multiple of 64
   int row_tile = 0;  // 8, 16, 32, 64, 128 or 256
+  // A panel of gain * x whose rows still lack the factor 1 / rms(x): sums of squares [parts][32 rows] that whoever multiplies
+  // the panel adds up (null: the panel is complete).
+  const float* squares = nullptr;
+  int square_parts = 0;
+  float norm_eps = 0;
 
   static constexpr int group = 64;
   static constexpr int block_bytes = 1024;

@@ -76,6 +76,7 @@ Panel Stream::panel_to_fill(MatrixView<const float> matrix) {
   for (Shadow& shadow : shadows_) {
     if (shadow.begin == matrix.data && shadow.rows == matrix.rows && shadow.cols == matrix.cols) {
       shadow.filled = true;
+      shadow.panel.squares = nullptr;
       return shadow.panel;
     }
   }
@@ -84,6 +85,12 @@ Panel Stream::panel_to_fill(MatrixView<const float> matrix) {
   const float* end = matrix.row(matrix.rows - 1) + matrix.cols;
   shadows_.push_back({matrix.data, end, matrix.rows, matrix.cols, true, panel});
   return panel;
+}
+
+void Stream::set_panel(MatrixView<const float> matrix, const Panel& panel) {
+  for (Shadow& shadow : shadows_) {
+    if (shadow.filled && shadow.begin == matrix.data && shadow.rows == matrix.rows) shadow.panel = panel;
+  }
 }
 
 const Panel* Stream::panel_of(MatrixView<const float> matrix) const {

@@ -56,6 +56,7 @@ class Stream {
   // The bf16 shadow of a matrix (panel.h). A producer asks for it, fills it and so saves the linear behind it a pass;
   // a kernel that overwrites a matrix without it must call forget_panels.
   Panel panel_to_fill(MatrixView<const float> matrix);
+  void set_panel(MatrixView<const float> matrix, const Panel& panel);  // replaces what panel_to_fill gave
   const Panel* panel_of(MatrixView<const float> matrix) const;
   void forget_panels(MatrixView<const float> matrix);
 

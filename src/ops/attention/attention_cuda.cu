@@ -32,9 +32,6 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
   tile.rows = min(tile_rows, segment.rows - tile.first);
   tile.position = segment.position + tile.first;
   if (tile.rows <= 0) return;
-  load_queries<MT, STAGES>(args, segment, tile, shared);
-  __syncthreads();
-
   const int limit = tile.position + tile.rows;  // positions visible to the last row
   const int chunks = chunks_for(limit);
   auto request = [&](int position, int stage) {  // thread 0
@@ -57,6 +54,8 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
   };
   int ahead_chunk = blockIdx.x, ahead_position = chunk_begin(ahead_chunk), stage = 0, parity = 0;
   if (threadIdx.x == 0 && ahead_chunk < chunks) request(ahead_position, 0);
+  load_queries<MT, STAGES>(args, segment, tile, shared);
+  __syncthreads();
   float maximum[MT][2], sum[MT][2];
   if constexpr (alone) {
 #pragma unroll

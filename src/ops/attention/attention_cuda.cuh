@@ -144,7 +144,12 @@ __device__ __forceinline__ void codes_to_fp16(std::uint32_t word, std::uint32_t 
 }
 
 // exp2(a - b) where both may be -infinity.
-__device__ __forceinline__ float power(float a, float b) { return a == -INFINITY ? 0.0f : exp2f(a - b); }
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float power(float a, float b) { return a == -INFINITY ? 0.0f : exp2_fast(a - b); }
 
 // Shared memory of the chunk kernel for MT matrix tiles of 16 query rows.
 template <int MT, int STAGES>
@@ -175,19 +180,26 @@ struct Running {
 template <int MT, int STAGES>
 __device__ __forceinline__ void load_queries(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
                                              Shared<MT, STAGES>& shared) {
-  for (int index = threadIdx.x; index < MT * 16 * 32; index += threads) {
-    const int lane = index % 32, step = index / 32 % 16, i = index / 512, g = lane / 4, t = lane % 4;
+  // All reads first, then all stores: each store would hold back the reads behind it.
+  constexpr int each = MT * 16 * 32 / threads;
+  uint2 low[each], high[each];
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    const int step = (j * warps + threadIdx.x / 32) % 16, i = j * warps / 16;
     // Step 4 s + u takes dims 64 s + 16 t + 4 u + 0..3 of thread t: what one 16-byte read of a key row brings.
     const int d = step / 4 * 64 + t * 16 + step % 4 * 4;
-    uint2 low = make_uint2(0, 0), high = low;
     const int m0 = i * 16 + g, m1 = m0 + 8;
     auto at = [&](int m) {
       const std::int64_t row = segment.first_row + tile.first + tile.row(m);
       return reinterpret_cast<const uint2*>(args.queries + (row * args.query_heads + tile.kv_head * tile.group + m % tile.group) * dim + d);
     };
-    if (tile.valid(m0)) low = *at(m0);
-    if (tile.valid(m1)) high = *at(m1);
-    shared.queries[i][step][lane] = make_uint4(low.x, high.x, low.y, high.y);
+    low[j] = tile.valid(m0) ? *at(m0) : make_uint2(0, 0);
+    high[j] = tile.valid(m1) ? *at(m1) : make_uint2(0, 0);
+  }
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    shared.queries[j * warps / 16][(j * warps + threadIdx.x / 32) % 16][lane] = make_uint4(low[j].x, high[j].x, low[j].y, high[j].y);
   }
 }
 
@@ -275,7 +287,7 @@ __device__ __forceinline__ void weigh_block(const Tile& tile, int position, cons
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const float score = scores[i][n][h * 2 + c];
-          w[c] = score == -INFINITY ? 0.0f : exp2f(score + value_logs[n][c] - top);
+          w[c] = score == -INFINITY ? 0.0f : exp2_fast(score + value_logs[n][c] - top);
           sum += power(score, top);
         }
         // Position 8 t' + 4 u + 2 pair + low bit of a page is thread t' of step u: t' = 2 (warp % 2) + n, u = t / 2, pair = t % 2.
@@ -306,15 +318,24 @@ __device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shar
     uint4 a[MT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i][0] = shared.weights[i][p * 2][lane], a[i][1] = shared.weights[i][p * 2 + 1][lane];
+    // Several groups of dims at a time: eight or more independent sums, so that a product never waits for the one before it.
+    constexpr int together = MT > 3 ? 2 : 4;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const uint2 words = *reinterpret_cast<const uint2*>(pages + p * page_bytes + values_offset + (warp * 64 + n * 8 + g) * page + t * 8);
+    for (int first = 0; first < 8; first += together) {
+      uint2 words[together];
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        words[n] = *reinterpret_cast<const uint2*>(pages + p * page_bytes + values_offset + (warp * 64 + (first + n) * 8 + g) * page + t * 8);
+      }
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        std::uint32_t b[2];
-        codes_to_fp16(u == 0 ? words.x : words.y, b);
 #pragma unroll
-        for (int i = 0; i < MT; ++i) cuda::mma_fp16(run.out[i][n], a[i][u].x, a[i][u].y, a[i][u].z, a[i][u].w, b[0], b[1]);
+        for (int n = 0; n < together; ++n) {
+          std::uint32_t b[2];
+          codes_to_fp16(u == 0 ? words[n].x : words[n].y, b);
+#pragma unroll
+          for (int i = 0; i < MT; ++i) cuda::mma_fp16(run.out[i][first + n], a[i][u].x, a[i][u].y, a[i][u].z, a[i][u].w, b[0], b[1]);
+        }
       }
     }
   }

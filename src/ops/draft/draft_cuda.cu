@@ -67,7 +67,7 @@ __global__ void draft_context_kernel(const __grid_constant__ Rotary rotary, cons
   cuda::begin_kernel();
   const DraftContextSegment segment = segments[blockIdx.z];
   const int i = blockIdx.x, head = blockIdx.y, dim = rotary.head_dim;
-  if (i >= segment.rows) return;
+  if (i >= segment.rows || i + segment.ring.capacity < segment.rows) return;  // a later row takes the same slot
   const int position = segment.position + i, row = segment.first_row + i;
   const std::int64_t slot = (static_cast<std::int64_t>(position % segment.ring.capacity) * kv_heads + head) * dim;
   norm_and_rotate(rotary, cuda::row_of(k, row) + head * dim, k_norm, position, segment.ring.keys + slot);
@@ -100,12 +100,44 @@ __device__ __forceinline__ int context_chunks(const DraftArguments& args, const 
   return (segment.position - 1) / chunk_keys - first_position(args, segment) / chunk_keys + 1;
 }
 
+// One head in a warp's registers: lane holds the pairs (i, i + dim / 2) for i = lane, lane + 32, ...
+template <int dim>
+struct Head {
+  static constexpr int pairs = dim / 64;
+  float low[pairs], high[pairs];
+
+  __device__ __forceinline__ void load(const float* from) {
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
+  }
+  // RMSNorm and rotation, as norm_and_rotate.
+  __device__ __forceinline__ void finish(const Rotary& rotary, const float* gain, int position, float* to) const {
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) squares = fmaf(low[j], low[j], fmaf(high[j], high[j], squares));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    const float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + rotary.rms_eps);
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+      const int i = threadIdx.x % 32 + 32 * j;
+      const double turns = position * rotary.inverse_turns[i];
+      float s, c;
+      sincospif(2.0f * static_cast<float>(turns - rint(turns)), &s, &c);
+      const float a = low[j] * scale * __ldg(gain + i), b = high[j] * scale * __ldg(gain + i + dim / 2);
+      to[i] = a * c - b * s;
+      to[i + dim / 2] = b * c + a * s;
+    }
+  }
+};
+
 template <int dim>
 struct DraftShared {
   float q[query_rows][dim + 4];
-  float k[chunk_keys][dim + 4];
+  float k[chunk_keys][dim + 4];  // rows stay 16-byte aligned and start in different banks
   float v[chunk_keys][dim];
   float p[query_rows][chunk_keys + 1];
+  std::uint64_t full;
 };
 
 // Query row m of a kv head: block row m / group, head m % group. Grid: chunks x kv heads x segments.
@@ -122,28 +154,41 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   const int begin = own ? segment.position : (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
   const int end = own ? segment.position + args.block : min(begin + chunk_keys, segment.position);
   const int warp = threadIdx.x / 32, count = end - begin;
-  for (int m = warp; m < rows; m += attention_threads / 32) {
-    const int row = segment.first_row + m / group;
-    norm_and_rotate(args.rotary, cuda::row_of(args.q, row) + (kv_head * group + m % group) * dim, args.q_norm,
-                    segment.position + m / group, shared.q[m]);
+  const std::uint32_t full = cuda::shared_address(&shared.full);
+  if (threadIdx.x == 0) {
+    cuda::barrier_init(full, 1);
+    cuda::barrier_init_done();
+    cuda::barrier_expect(full, count * dim * 4 * (own ? 1 : 2));
+  }
+  __syncthreads();
+  // A thread per key requests its rows; the queries are made meanwhile.
+  if (static_cast<int>(threadIdx.x) < count) {
+    const int key = threadIdx.x;
+    const std::int64_t slot = (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
+    if (!own) cuda::bulk_copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full);
+    cuda::bulk_copy(cuda::shared_address(shared.v[key]),
+                    own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot, dim * 4, full);
+  }
+  constexpr int each = query_rows / (attention_threads / 32);
+  Head<dim> heads[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int m = min(warp * each + i, rows - 1);
+    heads[i].load(cuda::row_of(args.q, segment.first_row + m / group) + (kv_head * group + m % group) * dim);
+  }
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int m = warp * each + i;
+    heads[i].finish(args.rotary, args.q_norm, segment.position + min(m, rows - 1) / group, shared.q[m]);
   }
   if (own) {
     for (int t = warp; t < count; t += attention_threads / 32) {
-      norm_and_rotate(args.rotary, cuda::row_of(args.k, segment.first_row + t) + kv_head * dim, args.k_norm, segment.position + t,
-                      shared.k[t]);
+      Head<dim> head;
+      head.load(cuda::row_of(args.k, segment.first_row + t) + kv_head * dim);
+      head.finish(args.rotary, args.k_norm, segment.position + t, shared.k[t]);
     }
   }
-  for (int index = threadIdx.x; index < count * (dim / 4); index += attention_threads) {
-    const int key = index / (dim / 4), d = index % (dim / 4) * 4;
-    if (own) {
-      *reinterpret_cast<float4*>(&shared.v[key][d]) =
-          *reinterpret_cast<const float4*>(cuda::row_of(args.v, segment.first_row + key) + kv_head * dim + d);
-    } else {
-      const std::int64_t slot = (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim + d;
-      *reinterpret_cast<float4*>(&shared.k[key][d]) = *reinterpret_cast<const float4*>(segment.ring.keys + slot);
-      *reinterpret_cast<float4*>(&shared.v[key][d]) = *reinterpret_cast<const float4*>(segment.ring.values + slot);
-    }
-  }
+  cuda::barrier_wait(full, 0);
   __syncthreads();
   // Scores: thread (r, c) of 8 x 16 takes rows r, r + 8, ... and keys c, c + 16, ...
   const int r = threadIdx.x / 16, c = threadIdx.x % 16;

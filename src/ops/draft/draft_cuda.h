@@ -15,7 +15,7 @@ void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometr
                      std::span<const float> k_norm, MatrixView<const float> q, MatrixView<const float> k,
                      MatrixView<const float> v, int block, std::span<const DraftBlockSegment> segments,
                      MatrixView<float> out);
-// k <= 32. Two launches: 32 parts of the vocabulary keep their k largest each, then the parts' are merged.
+// k <= 32. Two launches: warps keep the k largest of 1024 entries each, then these are merged.
 void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, MatrixView<Token> tokens,
            MatrixView<float> values);
 

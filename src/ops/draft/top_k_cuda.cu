@@ -1,101 +1,122 @@
+#include <climits>
+
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/draft/draft_cuda.h"
 
+// Every warp finds the k largest of its own entries in registers, k rounds of "largest key, lowest id", without a block
+// barrier: 1024 entries of a row per warp first, then the warps' finds, then the last eight lists.
+
 namespace splash::ops {
 namespace {
 
-constexpr int parts = 32;
-constexpr int threads = 256;
-constexpr int most = 32;  // k
+constexpr int warps = 8;
+constexpr int threads = warps * 32;
+constexpr int per_lane = 32;                  // entries of a lane in the first pass
+constexpr int per_warp = per_lane * 32;
+constexpr int most = 32;                      // k
 
-// Larger value first, then the lower id, as one unsigned number; NaN ranks as -infinity. Zero is below every entry.
-__device__ __forceinline__ unsigned long long rank_of(float value, int id) {
+// Floats as unsigned numbers in the same order; NaN ranks as -infinity, -0 as 0. Zero is below all of them: taken or absent.
+__device__ __forceinline__ std::uint32_t key_of(float value) {
   if (isnan(value)) value = -INFINITY;
-  if (value == 0) value = 0;  // -0 and 0 are a tie
-  std::uint32_t bits = __float_as_uint(value);
-  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return static_cast<unsigned long long>(bits) << 32 | static_cast<std::uint32_t>(~id);
+  const std::uint32_t bits = __float_as_uint(value + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ float value_of(unsigned long long rank) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(rank >> 32);
-  return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-__device__ __forceinline__ int id_of(unsigned long long rank) { return static_cast<int>(~static_cast<std::uint32_t>(rank)); }
-
-// Largest over the block below `bound`; each thread offers its own best.
-__device__ __forceinline__ unsigned long long block_max(unsigned long long best, unsigned long long* scratch) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) {
-    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, distance);
-    best = other > best ? other : best;
-  }
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = best;
-  __syncthreads();
-  best = scratch[0];
-#pragma unroll
-  for (int warp = 1; warp < threads / 32; ++warp) best = scratch[warp] > best ? scratch[warp] : best;
-  __syncthreads();
-  return best;
+__device__ __forceinline__ float value_of(std::uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// k rounds: each finds the largest entry below the last one found. A thread rescans its entries only after it has won.
-template <class Entry>
-__device__ __forceinline__ void select(int count, int k, Entry entry, unsigned long long* scratch, unsigned long long* out) {
-  auto scan = [&](unsigned long long bound) {
-    unsigned long long best = 0;
-    for (int i = threadIdx.x; i < count; i += threads) {
-      const unsigned long long rank = entry(i);
-      if (rank < bound && rank > best) best = rank;
-    }
-    return best;
-  };
-  unsigned long long mine = scan(~0ull);
+struct Found {
+  std::uint32_t key;
+  int id;
+};
+
+// id(j): the id of this lane's entry j. emit(round, found) is called by all lanes.
+template <int each, class Id, class Emit>
+__device__ __forceinline__ void select(std::uint32_t (&keys)[each], int k, Id id, Emit emit) {
   for (int round = 0; round < k; ++round) {
-    const unsigned long long best = block_max(mine, scratch);
-    if (threadIdx.x == 0) out[round] = best;
-    if (best != 0 && mine == best) mine = scan(best);
+    std::uint32_t mine = 0;
+#pragma unroll
+    for (int j = 0; j < each; ++j) mine = max(mine, keys[j]);
+    const std::uint32_t top = __reduce_max_sync(0xffffffffu, mine);
+    int lowest = INT_MAX;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      if (keys[j] == top) lowest = min(lowest, id(j));
+    }
+    const int winner = __reduce_min_sync(0xffffffffu, lowest);
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      if (keys[j] == top && id(j) == winner) keys[j] = 0;
+    }
+    emit(round, Found{top, winner});
   }
 }
 
-// Grid: parts x rows.
-__global__ void __launch_bounds__(threads) top_k_parts(MatrixView<const float> logits, int limit, int k, unsigned long long* found) {
-  extern __shared__ float held[];
-  __shared__ unsigned long long scratch[threads / 32];
+// Grid: parts of 8192 entries x rows. found: [row][part * 8 + warp][k].
+__global__ void __launch_bounds__(threads) top_k_parts(MatrixView<const float> logits, int limit, int k, Found* found) {
   cuda::begin_kernel();
-  const int each = (limit + parts - 1) / parts, begin = blockIdx.x * each, count = max(0, min(each, limit - begin));
-  const float* row = cuda::row_of(logits, blockIdx.y) + begin;
-  for (int i = threadIdx.x; i < count; i += threads) held[i] = row[i];
-  __syncthreads();
-  select(count, k, [&](int i) { return rank_of(held[i], begin + i); }, scratch,
-         found + (static_cast<std::int64_t>(blockIdx.y) * parts + blockIdx.x) * most);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, list = blockIdx.x * warps + warp;
+  const int first = list * per_warp + lane;
+  const float* row = cuda::row_of(logits, blockIdx.y);
+  std::uint32_t keys[per_lane];
+#pragma unroll
+  for (int j = 0; j < per_lane; ++j) keys[j] = first + j * 32 < limit ? key_of(__ldg(row + first + j * 32)) : 0;
+  Found* out = found + (static_cast<std::int64_t>(blockIdx.y) * gridDim.x * warps + list) * k;
+  select(keys, k, [&](int j) { return first + j * 32; }, [&](int round, Found one) {
+    if (lane == 0) out[round] = one;
+  });
 }
 
-__global__ void __launch_bounds__(threads) top_k_merge(const unsigned long long* found, int k, MatrixView<Token> tokens,
-                                                       MatrixView<float> values) {
-  __shared__ unsigned long long scratch[threads / 32], result[most];
+// One block per row: lists * k finds, at most per_warp for each warp.
+template <int each>
+__global__ void __launch_bounds__(threads) top_k_merge(const Found* found, int lists, int k, MatrixView<Token> tokens, MatrixView<float> values) {
+  __shared__ Found best[warps * most];
   cuda::begin_kernel();
-  const unsigned long long* candidates = found + static_cast<std::int64_t>(blockIdx.x) * parts * most;
-  select(parts * k, k, [&](int i) { return candidates[i / k * most + i % k]; }, scratch, result);
-  __syncthreads();
-  if (threadIdx.x < k) {
-    cuda::row_of(tokens, blockIdx.x)[threadIdx.x] = id_of(result[threadIdx.x]);
-    cuda::row_of(values, blockIdx.x)[threadIdx.x] = value_of(result[threadIdx.x]);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = lists * k;
+  const Found* row = found + static_cast<std::int64_t>(blockIdx.x) * count;
+  std::uint32_t keys[each];
+  int ids[each];
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    const int at = (j * warps + warp) * 32 + lane;
+    const Found one = at < count ? row[at] : Found{0, INT_MAX};
+    keys[j] = one.key, ids[j] = one.id;
   }
+  select(keys, k, [&](int j) { return ids[j]; }, [&](int round, Found one) {
+    if (lane == 0) best[warp * k + round] = one;
+  });
+  __syncthreads();
+  if (warp != 0) return;
+  std::uint32_t last[warps * most / 32];
+  int last_ids[warps * most / 32];
+#pragma unroll
+  for (int j = 0; j < warps * most / 32; ++j) {
+    const int at = j * 32 + lane;
+    last[j] = at < warps * k ? best[at].key : 0, last_ids[j] = at < warps * k ? best[at].id : INT_MAX;
+  }
+  select(last, k, [&](int j) { return last_ids[j]; }, [&](int round, Found one) {
+    if (lane != 0) return;
+    cuda::row_of(tokens, blockIdx.x)[round] = one.id;
+    cuda::row_of(values, blockIdx.x)[round] = value_of(one.key);
+  });
 }
 
 }  // namespace
 
 void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, MatrixView<Token> tokens,
            MatrixView<float> values) {
-  const int k = tokens.cols;
+  const int k = tokens.cols, parts = (limit + per_warp * warps - 1) / (per_warp * warps), lists = parts * warps;
   SPLASH_CHECK(k >= 1 && k <= most && k <= limit && limit <= logits.cols && values.cols == k);
-  auto* found = stream.allocate<unsigned long long>(static_cast<std::size_t>(logits.rows) * parts * most);
-  const std::size_t bytes = static_cast<std::size_t>((limit + parts - 1) / parts) * sizeof(float);
-  cuda::allow_shared(stream, top_k_parts, bytes);
-  cuda::launch(stream, "top_k parts", {dim3(parts, logits.rows), dim3(threads), bytes}, top_k_parts, logits, limit, k, found);
-  cuda::launch(stream, "top_k merge", {dim3(logits.rows), dim3(threads)}, top_k_merge, static_cast<const unsigned long long*>(found), k,
-               tokens, values);
+  auto* found = stream.allocate<Found>(static_cast<std::size_t>(logits.rows) * lists * k);
+  cuda::launch(stream, "top_k parts", {dim3(parts, logits.rows), dim3(threads)}, top_k_parts, logits, limit, k, found);
+  const int each = (lists * k + threads - 1) / threads;
+  const cuda::Grid grid{dim3(logits.rows), dim3(threads)};
+  const Found* lists_found = found;
+  if (each <= 1) return cuda::launch(stream, "top_k merge", grid, top_k_merge<1>, lists_found, lists, k, tokens, values);
+  if (each <= 16) return cuda::launch(stream, "top_k merge", grid, top_k_merge<16>, lists_found, lists, k, tokens, values);
+  SPLASH_CHECK(each <= 32, "a vocabulary of {} with k = {} is too large for the merge", limit, k);
+  cuda::launch(stream, "top_k merge", grid, top_k_merge<32>, lists_found, lists, k, tokens, values);
 }
 
 }  // namespace splash::ops

@@ -22,7 +22,6 @@ constexpr int channels_here = 2 * dim + half;
 static_assert(batch >= link::max_block);
 
 struct Staging {
-  float raw[history + batch][channels_here];  // conv inputs, oldest first: q, k, this block's v columns
   float q[batch][dim];
   float k[batch][dim];
   float v[batch][half];
@@ -114,40 +113,104 @@ __device__ __forceinline__ void store_state(const Place& place, const GdnLane& l
   }
 }
 
+// A thread convolves one or two channels of the block's 320 (q, k, its v columns) and keeps their past in registers.
+struct Channels {
+  static constexpr int most = (channels_here + threads - 1) / threads;
+  float past[most][history];  // oldest first
+  float4 taps[most];
+
+  static __device__ int local(int i) { return static_cast<int>(threadIdx.x) + i * threads; }
+  static __device__ bool has(int i) { return local(i) < channels_here; }
+};
+
+// Everything below reads in bulk and only then writes: a store between two reads would make them wait for each other.
+
 // The last three inputs before the new rows, out of [conv rows, kept tape rows], and the kept rows' operands.
-__device__ __forceinline__ void load_past(const Place& place, const GdnLane& lane, int kept, Staging& shared) {
-  for (int index = threadIdx.x; index < history * channels_here; index += threads) {
-    const int row = index / channels_here + kept, local = index % channels_here, channel = place.channel(local);
-    shared.raw[index / channels_here][local] =
-        row < history ? lane.conv[row * place.channels + channel] : tape_row(place, lane.tape, row - history).raw[channel];
-  }
-  for (int index = threadIdx.x; index < kept * dim; index += threads) {
-    const TapeRow row = tape_row(place, lane.tape, index / dim);
-    shared.old_k[index / dim][index % dim] = row.k[place.key_head * dim + index % dim];
-    if (index % dim < half) {
-      shared.old_d[index / dim][index % dim] = row.d[place.value_head * dim + place.side * half + index % dim];
+__device__ __forceinline__ void load_past(const Arguments& args, const Place& place, const GdnLane& lane, int kept,
+                                          Staging& shared, Channels& channels) {
+#pragma unroll
+  for (int i = 0; i < Channels::most; ++i) {
+    const int channel = place.channel(min(Channels::local(i), channels_here - 1));
+    channels.taps[i] = __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4));
+#pragma unroll
+    for (int j = 0; j < history; ++j) {
+      const int row = j + kept;
+      channels.past[i][j] = row < history ? lane.conv[row * place.channels + channel] : tape_row(place, lane.tape, row - history).raw[channel];
     }
-    if (index % dim == 0) shared.old_alpha[index / dim] = row.alpha[place.value_head];
+  }
+  constexpr int keys_each = batch * dim / threads, values_each = batch * half / threads;
+  float k[keys_each], d[values_each], alpha = 0;
+#pragma unroll
+  for (int i = 0; i < keys_each; ++i) {
+    const int index = threadIdx.x + i * threads, row = index / dim;
+    k[i] = row < kept ? tape_row(place, lane.tape, row).k[place.key_head * dim + index % dim] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < values_each; ++i) {
+    const int index = threadIdx.x + i * threads, row = index / half;
+    d[i] = row < kept ? tape_row(place, lane.tape, row).d[place.value_head * dim + place.side * half + index % half] : 0.0f;
+  }
+  if (static_cast<int>(threadIdx.x) < kept) alpha = tape_row(place, lane.tape, threadIdx.x).alpha[place.value_head];
+#pragma unroll
+  for (int i = 0; i < keys_each; ++i) shared.old_k[(threadIdx.x + i * threads) / dim][(threadIdx.x + i * threads) % dim] = k[i];
+#pragma unroll
+  for (int i = 0; i < values_each; ++i) shared.old_d[(threadIdx.x + i * threads) / half][(threadIdx.x + i * threads) % half] = d[i];
+  if (static_cast<int>(threadIdx.x) < kept) shared.old_alpha[threadIdx.x] = alpha;
+}
+
+__device__ __forceinline__ void store_history(const Place& place, const GdnLane& lane, const Channels& channels) {
+#pragma unroll
+  for (int i = 0; i < Channels::most; ++i) {
+    if (!Channels::has(i) || !place.writes(Channels::local(i))) continue;
+#pragma unroll
+    for (int j = 0; j < history; ++j) lane.conv[j * place.channels + place.channel(Channels::local(i))] = channels.past[i][j];
   }
 }
 
-__device__ __forceinline__ void store_history(const Place& place, const GdnLane& lane, const Staging& shared) {
-  for (int index = threadIdx.x; index < history * channels_here; index += threads) {
-    const int row = index / channels_here, local = index % channels_here;
-    if (place.writes(local)) lane.conv[row * place.channels + place.channel(local)] = shared.raw[row][local];
+// Up to eight rows of raw inputs of this thread's channels.
+constexpr int rows_at_once = 8;
+using RawRows = float[Channels::most][rows_at_once];
+__device__ __forceinline__ void load_raw(const Arguments& args, const Place& place, int first_row, int count, RawRows& raw) {
+#pragma unroll
+  for (int i = 0; i < Channels::most; ++i) {
+    const float* from = args.rows.qkv.data + place.channel(min(Channels::local(i), channels_here - 1));
+#pragma unroll
+    for (int r = 0; r < rows_at_once; ++r) {
+      raw[i][r] = r < count ? from[static_cast<std::int64_t>(first_row + r) * args.rows.qkv.stride] : 0.0f;
+    }
   }
 }
 
-// Convolution + SiLU, gates, normalised q and k of `count` rows.
+// Convolution + SiLU of `count` rows into q, k, v from row `to` on; the tape gets the raw inputs.
+__device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane, int count, int to, int tape_first, bool verify,
+                                         const RawRows& raw, Staging& shared, Channels& channels) {
+#pragma unroll
+  for (int i = 0; i < Channels::most; ++i) {
+    if (!Channels::has(i)) continue;
+    const int local = Channels::local(i);
+    const float4 w = channels.taps[i];
+    float(&past)[history] = channels.past[i];
+    float* column = local < dim ? &shared.q[to][local] : local < 2 * dim ? &shared.k[to][local - dim] : &shared.v[to][local - 2 * dim];
+    const int stride = local < 2 * dim ? dim : half;
+    const bool to_tape = verify && place.writes(local);
+#pragma unroll
+    for (int r = 0; r < rows_at_once; ++r) {
+      if (r >= count) continue;
+      float sum = w.x * past[0];
+      sum = fmaf(w.y, past[1], sum);
+      sum = fmaf(w.z, past[2], sum);
+      sum = fmaf(w.w, raw[i][r], sum);
+      past[0] = past[1], past[1] = past[2], past[2] = raw[i][r];
+      column[r * stride] = sum / (1.0f + expf(-sum));
+      if (to_tape) tape_row(place, lane.tape, tape_first + r).raw[place.channel(local)] = raw[i][r];
+    }
+  }
+}
+
+// q, k, v and gates of `count` <= 16 rows. raw: the first eight rows' inputs, already on their way.
 __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place& place, const GdnLane& lane, int first_row,
-                                             int count, int tape_first, bool verify, Staging& shared) {
-  for (int index = threadIdx.x; index < count * channels_here; index += threads) {
-    const int row = index / channels_here, local = index % channels_here, channel = place.channel(local);
-    const float value = cuda::row_of(args.rows.qkv, first_row + row)[channel];
-    shared.raw[history + row][local] = value;
-    if (verify && place.writes(local)) tape_row(place, lane.tape, tape_first + row).raw[channel] = value;
-  }
-  if (threadIdx.x < count) {
+                                             int count, int tape_first, bool verify, RawRows& raw, Staging& shared, Channels& channels) {
+  if (static_cast<int>(threadIdx.x) < count) {
     const int row = first_row + threadIdx.x;
     const float b = cuda::row_of(args.rows.b, row)[place.value_head];
     const float a = cuda::row_of(args.rows.a, row)[place.value_head] + args.dt_bias[place.value_head];
@@ -155,46 +218,34 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
     const float alpha = expf(-expf(args.a_log[place.value_head]) * softplus);
     shared.beta[threadIdx.x] = 1.0f / (1.0f + expf(-b));
     shared.alpha[threadIdx.x] = alpha;
-    if (verify && place.side == 0) *(tape_row(place, lane.tape, tape_first + threadIdx.x).alpha + place.value_head) = alpha;
+    if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + threadIdx.x).alpha[place.value_head] = alpha;
   }
-  __syncthreads();
-  for (int index = threadIdx.x; index < count * channels_here; index += threads) {
-    const int row = index / channels_here, local = index % channels_here;
-    const float4 w = *reinterpret_cast<const float4*>(args.conv_weights + place.channel(local) * 4);
-    float sum = w.x * shared.raw[row][local];
-    sum = fmaf(w.y, shared.raw[row + 1][local], sum);
-    sum = fmaf(w.z, shared.raw[row + 2][local], sum);
-    sum = fmaf(w.w, shared.raw[row + 3][local], sum);
-    const float value = sum / (1.0f + expf(-sum));
-    if (local < dim) {
-      shared.q[row][local] = value;
-    } else if (local < 2 * dim) {
-      shared.k[row][local - dim] = value;
-    } else {
-      shared.v[row][local - 2 * dim] = value;
-    }
+  convolve(place, lane, min(count, rows_at_once), 0, tape_first, verify, raw, shared, channels);
+  if (count > rows_at_once) {
+    load_raw(args, place, first_row + rows_at_once, count - rows_at_once, raw);
+    convolve(place, lane, count - rows_at_once, rows_at_once, tape_first + rows_at_once, verify, raw, shared, channels);
   }
   __syncthreads();
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int row = warp; row < count; row += threads / 32) {
     float4 q = *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]), k = *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]);
     float qq = q.x * q.x + q.y * q.y + q.z * q.z + q.w * q.w, kk = k.x * k.x + k.y * k.y + k.z * k.z + k.w * k.w;
+    float kq = k.x * q.x + k.y * q.y + k.z * q.z + k.w * q.w;
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) {
       qq += __shfl_xor_sync(0xffffffffu, qq, distance);
       kk += __shfl_xor_sync(0xffffffffu, kk, distance);
+      kq += __shfl_xor_sync(0xffffffffu, kq, distance);
     }
     const float q_scale = 0.08838834764831845f / sqrtf(qq + 1e-6f), k_scale = 1.0f / sqrtf(kk + 1e-6f);  // 1 / sqrt(128)
     q.x *= q_scale, q.y *= q_scale, q.z *= q_scale, q.w *= q_scale;
     k.x *= k_scale, k.y *= k_scale, k.z *= k_scale, k.w *= k_scale;
     *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]) = q;
     *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]) = k;
-    float kq = k.x * q.x + k.y * q.y + k.z * q.z + k.w * q.w;
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) kq += __shfl_xor_sync(0xffffffffu, kq, distance);
-    if (lane_id == 0) shared.key_query[row] = kq;
-    if (verify && place.owns_keys) {
-      *reinterpret_cast<float4*>(tape_row(place, lane.tape, tape_first + row).k + place.key_head * dim + lane_id * 4) = k;
+    if (lane_id == 0) shared.key_query[row] = kq * q_scale * k_scale;
+    if (verify && place.owns_keys) {  // a tape row need not be aligned to 16 bytes
+      float* to = tape_row(place, lane.tape, tape_first + row).k + place.key_head * dim + lane_id * 4;
+      to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
     }
   }
   __syncthreads();
@@ -240,9 +291,16 @@ __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, i
   __syncthreads();
 }
 
+// The gates z of the line of eight columns that this thread finishes.
+static_assert(batch * half / 8 <= threads);
+__device__ __forceinline__ void load_z(const Arguments& args, const Place& place, int first_row, int count, float (&z)[8]) {
+  const int row = threadIdx.x / (half / 8), local = threadIdx.x % (half / 8) * 8;
+  if (row < count) cuda::load_columns(args.rows.z, first_row + row, place.value_head * dim + place.side * half + local, z);
+}
+
 // Gated RMSNorm over both halves of the value head: the halves' sums of squares meet through the cluster.
 __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& place, unsigned rank, int first_row,
-                                            int count, int parity, Staging& shared) {
+                                            int count, int parity, const float (&z)[8], Staging& shared) {
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int row = warp; row < count; row += threads / 32) {
     const float a = shared.o[row][lane_id], b = shared.o[row][lane_id + 32];
@@ -255,13 +313,12 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
     }
   }
   cuda::cluster_sync();
-  for (int index = threadIdx.x; index < count * (half / 8); index += threads) {
-    const int row = index / (half / 8), local = index % (half / 8) * 8;
+  const int row = threadIdx.x / (half / 8), local = threadIdx.x % (half / 8) * 8;
+  if (row < count) {
     const int column = place.value_head * dim + place.side * half + local;
     const float total = shared.squares[parity][row][0] + shared.squares[parity][row][1];
     const float scale = 1.0f / sqrtf(total / dim + args.geometry.rms_eps);
-    float z[8], values[8];
-    cuda::load_columns(args.rows.z, first_row + row, column, z);
+    float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       values[i] = shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] / (1.0f + expf(-z[i])));
@@ -292,8 +349,11 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
   const int kept = *lane.kept;
 
   State s;
+  Channels channels;
+  RawRows raw;
   load_state(place, lane, s);
-  load_past(place, lane, kept, shared);
+  load_raw(args, place, segment.first_row, min(rows_at_once, segment.rows), raw);
+  load_past(args, place, lane, kept, shared, channels);
   cuda::cluster_sync();  // nobody writes the tape or the history before all have read them
   const int part = threadIdx.x % 8, column = threadIdx.x / 32 * 8 + threadIdx.x % 32 / 8 * 2;
   for (int row = 0; row < kept; ++row) {
@@ -304,31 +364,20 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
   }
   if (verify && kept > 0) {
     store_state(place, lane, s);
-    store_history(place, lane, shared);
+    store_history(place, lane, channels);
   }
   for (int first = 0; first < segment.rows; first += batch) {
-    const int count = min(batch, segment.rows - first);
-    prepare_rows(args, place, lane, segment.first_row + first, count, first, verify, shared);
+    const int count = min(batch, segment.rows - first), row = segment.first_row + first;
+    float z[8];
+    load_z(args, place, row, count, z);
+    if (first > 0) load_raw(args, place, row, min(rows_at_once, count), raw);
+    prepare_rows(args, place, lane, row, count, first, verify, raw, shared, channels);
     recur(place, lane, count, first, verify, shared, s);
-    finish_rows(args, place, rank, segment.first_row + first, count, first / batch & 1, shared);
-    // The last three inputs move to the front: rows count .. count + 2 of raw.
-    float moved[(history * channels_here + threads - 1) / threads];
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(moved) / sizeof(float)); ++i) {
-      const int index = threadIdx.x + i * threads;
-      if (index < history * channels_here) moved[i] = shared.raw[count + index / channels_here][index % channels_here];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(moved) / sizeof(float)); ++i) {
-      const int index = threadIdx.x + i * threads;
-      if (index < history * channels_here) shared.raw[index / channels_here][index % channels_here] = moved[i];
-    }
-    __syncthreads();
+    finish_rows(args, place, rank, row, count, first / batch & 1, z, shared);
   }
   if (!verify) {
     store_state(place, lane, s);
-    store_history(place, lane, shared);
+    store_history(place, lane, channels);
   }
 }
 

@@ -100,8 +100,10 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
   work.strips += target.weight.strips();
 }
 
+int wide_from = 33;
+
 void run(cuda::Stream& stream, const Q4Work& work, bool gated) {
-  if (work.tokens <= 32) {
+  if (work.tokens < wide_from) {
     launch_q4_rows(stream, work, gated);
   } else {
     launch_q4_wide(stream, work);
@@ -109,6 +111,11 @@ void run(cuda::Stream& stream, const Q4Work& work, bool gated) {
 }
 
 }  // namespace
+
+void set_q4_wide_from(int tokens) {
+  SPLASH_CHECK(tokens > 16 && tokens <= 33);
+  wide_from = tokens;
+}
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {
   Q4Work work;
@@ -131,7 +138,7 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out) {
-  if (gate.format != pack::Format::q4 || x.rows > 32) {
+  if (gate.format != pack::Format::q4 || x.rows >= wide_from) {
     MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
     const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
     linear(stream, x, targets);
@@ -147,7 +154,7 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
 
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> residual,
                      std::span<const float> gain, float eps, MatrixView<float> normed) {
-  if (weight.format != pack::Format::q4 || x.rows > 32 || residual.cols % cuda::Panel::group != 0) {
+  if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0) {
     linear_add(stream, x, weight, residual);
     rms_norm(stream, residual, gain, eps, normed);
     return;

@@ -82,6 +82,19 @@ TEST(LinearCuda, EveryVariantAgrees) {
   set_q4_rows_variant(0);
 }
 
+TEST(LinearCuda, WideFrom17) {
+  Numbers numbers(8);
+  Memory memory;
+  const HostWeight weight = random_q4(numbers, 1024, 1280);
+  const std::vector<float> x = numbers.normals(30 * 1280);
+  stream().reset();
+  set_q4_wide_from(17);
+  const MatrixView<float> out = memory.matrix(30, 1024);
+  linear(stream(), memory.matrix(x, 30, 1280), memory.weight(weight.view), out);
+  set_q4_wide_from(33);
+  expect_close("wide at 30", download(out), product(weight.view, x, 30, true), 3e-3);
+}
+
 // Four matrices that share x, of which two are narrow, as in a GDN layer.
 TEST(LinearCuda, SharedInput) {
   Numbers numbers(11);

@@ -26,53 +26,66 @@ struct Q4RowsShape {
   static constexpr int group_bytes = NT * cuda::Panel::block_bytes;
   static constexpr int weight_bytes = row_block * TILES * 576;
   static constexpr int stage_bytes = (weight_bytes + TILES * group_bytes + 127) / 128 * 128;
-  static constexpr int threads = WARPS * 32 + 32;
-  static constexpr std::size_t shared_bytes = std::size_t{stage_bytes} * STAGES + STAGES * 16;
+  static constexpr int threads = WARPS * 32 + 64;  // consumers, producer, the warp that adds up the input norm
+  static constexpr int scales_offset = stage_bytes * STAGES + STAGES * 16 + 16;  // behind the barriers
+  static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static constexpr std::size_t partial_floats = std::size_t{2} * row_block * NT * 128;  // per block
 };
 
 template <class Shape, bool gated>
 __device__ __forceinline__ void q4_rows_produce(const Q4Work& work, const UnitSplit& split, std::uint8_t* ring,
                                                 std::uint32_t full, std::uint32_t empty, int lane) {
-  const int begin = split.begin(blockIdx.x), end = split.begin(blockIdx.x + 1);
+  const int begin = split.begin(blockIdx.x), count = static_cast<int>(split.begin(blockIdx.x + 1)) - begin;
   const std::uint64_t policy = cuda::stream_policy();
-  auto tiles_of = [&](int unit) { return min(Shape::TILES, work.tiles_k - unit % split.k_steps * Shape::TILES); };
-  auto expect = [&](int unit, int stage) {
-    const int tiles = tiles_of(unit);
+  // Where the next request reads: lane i follows strip i of the row block.
+  int row_block = begin / split.k_steps, k_step = begin % split.k_steps;
+  const std::uint8_t* weights = nullptr;
+  auto find_strip = [&] {
+    if (lane >= Shape::row_block) return;
+    const Q4Strip place = locate_strip<gated>(work, min(row_block * Shape::row_block + lane, work.strips - 1));
+    weights = work.matrices[place.matrix].tiles + static_cast<std::int64_t>(place.index) * work.tiles_k * 576;
+  };
+  auto tiles_at = [&](int step) { return min(Shape::TILES, work.tiles_k - step * Shape::TILES); };
+  auto load_weights = [&](int stage) {
+    const int tiles = tiles_at(k_step);
     if (lane == 0) cuda::barrier_expect(full + stage * 8, tiles * (Shape::row_block * 576 + Shape::group_bytes));
     __syncwarp();
+    if (lane < Shape::row_block) {
+      cuda::bulk_copy(cuda::shared_address(ring + stage * Shape::stage_bytes + lane * Shape::TILES * 576),
+                      weights + k_step * (Shape::TILES * 576), tiles * 576, full + stage * 8, policy);
+    }
   };
-  auto load_weights = [&](int unit, int stage) {
-    if (lane >= Shape::row_block) return;
-    const int strip = min(unit / split.k_steps * Shape::row_block + lane, work.strips - 1);
-    const Q4Strip place = locate_strip<gated>(work, strip);
-    const std::uint8_t* from = work.matrices[place.matrix].tiles +
-                               (static_cast<std::int64_t>(place.index) * work.tiles_k +
-                                unit % split.k_steps * Shape::TILES) * 576;
-    cuda::bulk_copy(cuda::shared_address(ring + stage * Shape::stage_bytes + lane * Shape::TILES * 576), from,
-                    tiles_of(unit) * 576, full + stage * 8, policy);
-  };
-  auto load_panel = [&](int unit, int stage) {
+  auto load_panel = [&](int step, int stage) {
     if (lane != 0) return;
     cuda::bulk_copy(cuda::shared_address(ring + stage * Shape::stage_bytes + Shape::weight_bytes),
-                    work.panel + static_cast<std::int64_t>(unit % split.k_steps) * Shape::TILES * Shape::group_bytes,
-                    tiles_of(unit) * Shape::group_bytes, full + stage * 8);
+                    work.panel + static_cast<std::int64_t>(step) * Shape::TILES * Shape::group_bytes,
+                    tiles_at(step) * Shape::group_bytes, full + stage * 8);
   };
+  auto advance = [&] {
+    if (++k_step < split.k_steps) return;
+    k_step = 0, ++row_block;
+    find_strip();
+  };
+  find_strip();
   // The first stages' weights are requested while the predecessor still runs; its output, our input, only after it.
-  const int ahead = min(Shape::STAGES, end - begin);
+  const int ahead = min(Shape::STAGES, count);
   for (int i = 0; i < ahead; ++i) {
-    expect(begin + i, i);
-    load_weights(begin + i, i);
+    load_weights(i);
+    advance();
   }
   cuda::dependents_may_start();
   cuda::wait_for_predecessors();
-  for (int i = 0; i < ahead; ++i) load_panel(begin + i, i);
-  for (int i = Shape::STAGES; i < end - begin; ++i) {
-    const int stage = i % Shape::STAGES;
-    cuda::barrier_wait(empty + stage * 8, (i / Shape::STAGES & 1) ^ 1);
-    expect(begin + i, stage);
-    load_weights(begin + i, stage);
-    load_panel(begin + i, stage);
+  for (int i = 0, step = begin % split.k_steps; i < ahead; ++i) {
+    load_panel(step, i);
+    if (++step == split.k_steps) step = 0;
+  }
+  int stage = 0, parity = 0;
+  for (int i = Shape::STAGES; i < count; ++i) {
+    cuda::barrier_wait(empty + stage * 8, parity);
+    load_weights(stage);
+    load_panel(k_step, stage);
+    advance();
+    if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
   }
 }
 
@@ -136,23 +149,20 @@ __device__ __forceinline__ void q4_rows_group(const std::uint8_t* tiles, const s
   }
 }
 
-// 1 / rms of the tokens 8n + 2t, + 1 of this thread: the parts' sums of squares in a fixed order.
+// 1 / rms of every token into shared memory, by one warp beside the others: the parts' sums of squares in a fixed order, the same
+// for every width.
 template <int NT>
-__device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float (&scales)[NT][2]) {
+__device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float* scales) {
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
-    scales[n][0] = scales[n][1] = 1;
-    if (!work.squares_in) continue;
     float sum = 0;
-#pragma unroll 8
+#pragma unroll 20
     for (int part = lane >> 3; part < work.square_parts; part += 4) {
       sum += __ldcg(work.squares_in + part * Q4Work::squares_stride + n * 8 + (lane & 7));
     }
     sum += __shfl_xor_sync(0xffffffffu, sum, 8);
     sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    const float scale = 1.0f / sqrtf(sum / static_cast<float>(work.tiles_k * 64) + work.norm_eps);
-    scales[n][0] = __shfl_sync(0xffffffffu, scale, (lane & 3) * 2);
-    scales[n][1] = __shfl_sync(0xffffffffu, scale, (lane & 3) * 2 + 1);
+    if (lane < 8) scales[n * 8 + lane] = 1.0f / sqrtf(sum / static_cast<float>(work.tiles_k * 64) + work.norm_eps);
   }
 }
 
@@ -181,6 +191,31 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
       }
     }
   } else {
+    // Everything is read before anything is written: between a store and a load through other pointers the compiler keeps the
+    // order, and sixteen round trips to memory would follow each other.
+    float gains[STRIPS][2] = {};
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+      if (strip + s >= work.strips) break;
+      const Q4Strip place = locate_strip<false>(work, strip + s);
+      const Q4Matrix& matrix = work.matrices[place.matrix];
+      if (matrix.accumulate) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int column = place.index * 16 + g + (i >> 1) * 8, token = first_token + n * 8 + 2 * t + (i & 1);
+            if (column < matrix.rows && token < work.tokens) acc[s][n][i] += __ldcg(matrix.out + token * matrix.out_stride + column);
+          }
+        }
+      }
+      if constexpr (norm) {
+        if (work.gain) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) gains[s][h] = __ldg(work.gain + min(place.index * 16 + g + h * 8, matrix.rows - 1));
+        }
+      }
+    }
     float squares[NT][2] = {};
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
@@ -193,12 +228,11 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
         for (int i = 0; i < 4; ++i) {
           const int column = place.index * 16 + g + (i >> 1) * 8, token = first_token + n * 8 + 2 * t + (i & 1);
           if (column >= matrix.rows || token >= work.tokens) continue;
-          float* out = matrix.out + token * matrix.out_stride + column;
-          const float value = matrix.accumulate ? *out + acc[s][n][i] : acc[s][n][i];
-          *out = value;
+          const float value = acc[s][n][i];
+          matrix.out[token * matrix.out_stride + column] = value;
           if constexpr (norm) {
             if (work.gain) {
-              cuda::store_element(work.normed_panel, token, column, value * work.gain[column]);
+              cuda::store_element(work.normed_panel, token, column, value * gains[s][i >> 1]);
               squares[n][i & 1] = fmaf(value, value, squares[n][i & 1]);
             }
           }
@@ -230,11 +264,10 @@ __device__ __forceinline__ bool q4_combine(const Q4Work& work, const UnitSplit& 
   const int first = split.first_block(row_block), last = split.last_block(row_block);
   if (first == last) return true;
   const int warp_floats = STRIPS * NT * 128;
-  auto part_at = [&](int block) {
-    return reinterpret_cast<float4*>(work.partials +
-                                     (static_cast<std::int64_t>(split.slot(block, row_block)) * warps + warp) * warp_floats) + lane;
+  auto part_of = [&](int slot) {
+    return reinterpret_cast<float4*>(work.partials + (static_cast<std::int64_t>(slot) * warps + warp) * warp_floats) + lane;
   };
-  float4* mine = part_at(blockIdx.x);
+  float4* mine = part_of(split.slot(blockIdx.x, row_block));
 #pragma unroll
   for (int s = 0; s < STRIPS; ++s) {
 #pragma unroll
@@ -242,22 +275,25 @@ __device__ __forceinline__ bool q4_combine(const Q4Work& work, const UnitSplit& 
       __stcg(mine + (s * NT + n) * 32, make_float4(acc[s][n][0], acc[s][n][1], acc[s][n][2], acc[s][n][3]));
     }
   }
-  __threadfence();
   __syncwarp();
   int arrived = 0;
   int* counter = work.counters + row_block * warps + warp;
-  if (lane == 0) arrived = atomicAdd(counter, 1);
+  if (lane == 0) {
+    __threadfence();  // cumulative: covers what the warp wrote before the barrier
+    arrived = atomicAdd(counter, 1);
+    __threadfence();
+  }
   arrived = __shfl_sync(0xffffffffu, arrived, 0);
   if (arrived != last - first) return false;
-  __threadfence();
 #pragma unroll
   for (int s = 0; s < STRIPS; ++s) {
 #pragma unroll
     for (int n = 0; n < NT; ++n) acc[s][n][0] = acc[s][n][1] = acc[s][n][2] = acc[s][n][3] = 0;
   }
+  const int first_slot = split.slot(first, row_block);
 #pragma unroll 4
   for (int block = first; block <= last; ++block) {
-    const float4* part = part_at(block);
+    const float4* part = part_of(block == first ? first_slot : block * 2);
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
 #pragma unroll
@@ -279,7 +315,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
   extern __shared__ __align__(128) std::uint8_t ring[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const std::uint32_t full = cuda::shared_address(ring + Shape::stage_bytes * Shape::STAGES);
-  const std::uint32_t empty = full + Shape::STAGES * 8;
+  const std::uint32_t empty = full + Shape::STAGES * 8, scales_ready = empty + Shape::STAGES * 8;
+  float* scales = reinterpret_cast<float*>(ring + Shape::scales_offset);
   UnitSplit split;
   split.k_steps = (work.tiles_k + Shape::TILES - 1) / Shape::TILES;
   split.units = (work.strips + Shape::row_block - 1) / Shape::row_block * split.k_steps;
@@ -289,6 +326,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
       cuda::barrier_init(full + i * 8, 1);
       cuda::barrier_init(empty + i * 8, Shape::WARPS);
     }
+    cuda::barrier_init(scales_ready, 1);
     cuda::barrier_init_done();
   }
   __syncthreads();
@@ -296,10 +334,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
     q4_rows_produce<Shape, gated>(work, split, ring, full, empty, lane);
     return;
   }
+  if (warp == Shape::WARPS + 1) {
+    if (!work.squares_in) return;
+    cuda::wait_for_predecessors();
+    q4_input_scales<Shape::NT>(work, lane, scales);
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(scales_ready);
+    return;
+  }
   cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
   float acc[Shape::STRIPS][Shape::NT][4] = {};
-  float scales[Shape::NT][2];
-  q4_input_scales<Shape::NT>(work, lane, scales);
   const int begin = split.begin(blockIdx.x), end = split.begin(blockIdx.x + 1);
   int stage = 0, parity = 0, k_step = begin % split.k_steps, row_block = begin / split.k_steps;
   for (int unit = begin; unit < end; ++unit) {
@@ -318,12 +362,16 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
     if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
     if (++k_step == split.k_steps || unit == end - 1) {
       if (q4_combine<Shape::STRIPS, Shape::NT>(work, split, row_block, warp, Shape::WARPS, lane, acc)) {
-#pragma unroll
-        for (int s = 0; s < Shape::STRIPS; ++s) {
+        if (work.squares_in) {
+          cuda::barrier_wait(scales_ready, 0);
 #pragma unroll
           for (int n = 0; n < Shape::NT; ++n) {
+            const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8 + (lane & 3) * 2);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) acc[s][n][i] *= scales[n][i & 1];
+            for (int s = 0; s < Shape::STRIPS; ++s) {
+              acc[s][n][0] *= scale.x, acc[s][n][1] *= scale.y;
+              acc[s][n][2] *= scale.x, acc[s][n][3] *= scale.y;
+            }
           }
         }
         q4_store<Shape::STRIPS, Shape::NT, gated, true>(work, row_block * Shape::row_block + warp * Shape::STRIPS, 0, lane, acc,

@@ -19,47 +19,41 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
                kernel, work);
 }
 
-// The chosen variant has the same stages for all widths: the split of K, and so every bit, does not depend on the width.
-// The other variants are for the benchmark and know 8 and 16 tokens.
-void launch_32(cuda::Stream& stream, const Q4Work& work, bool gated) {
-  using Shape = Q4RowsShape<4, 4, 4, 2, 4, 2>;
-  if (gated) return launch_shape<Shape, true>(stream, work);
-  launch_shape<Shape, false>(stream, work);
+// What linear uses. The tiles of a stage are the same for all widths, so the split of K, and with it every bit, does not depend on
+// the width; 32 tokens take one stage less to leave room for two blocks per multiprocessor.
+template <bool gated>
+void launch_default(cuda::Stream& stream, const Q4Work& work) {
+  if (work.tokens <= 8) return launch_shape<Q4RowsShape<1, 4, 2, 4, 4, 2>, gated>(stream, work);
+  if (work.tokens <= 16) return launch_shape<Q4RowsShape<2, 4, 2, 4, 4, 2>, gated>(stream, work);
+  launch_shape<Q4RowsShape<4, 4, 2, 4, 3, 2>, gated>(stream, work);
 }
-template <int WARPS, int STRIPS, int TILES, int STAGES, int PER_SM>
-void launch_variant(cuda::Stream& stream, const Q4Work& work, bool gated) {
-  const int blocks = work.tokens <= 8 ? 1 : work.tokens <= 16 ? 2 : 4;
-  auto start = [&]<int NT>() {
-    using Shape = Q4RowsShape<NT, WARPS, STRIPS, TILES, STAGES, PER_SM>;
-    if (gated) return launch_shape<Shape, true>(stream, work);
-    launch_shape<Shape, false>(stream, work);
-  };
-  if (blocks == 1) return start.template operator()<1>();
-  if (blocks == 2) return start.template operator()<2>();
-  launch_32(stream, work, gated);
-}
+constexpr int default_warps = 4, default_strips = 2;
 
+// The others are for the benchmark: 8 tokens, neither gated nor with a norm behind.
 struct Variant {
   const char* name;
-  void (*launch)(cuda::Stream&, const Q4Work&, bool);
-  int warps, strips;  // per block, per warp
+  void (*launch)(cuda::Stream&, const Q4Work&);
 };
 constexpr Variant variants[] = {
-    {"4 warps x 4 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<4, 4, 2, 4, 2>, 4, 4},
-    {"8 warps x 2 strips, 2 tiles x 4 stages, 2 per SM", launch_variant<8, 2, 2, 4, 2>, 8, 2},
-    {"4 warps x 2 strips, 4 tiles x 4 stages, 2 per SM", launch_variant<4, 2, 4, 4, 2>, 4, 2},
-    {"8 warps x 2 strips, 4 tiles x 3 stages, 1 per SM", launch_variant<8, 2, 4, 3, 1>, 8, 2},
+    {"4 warps x 2 strips, 4 tiles x 4 stages, 2 per SM", launch_default<false>},
+    {"4 warps x 2 strips, 4 tiles x 3 stages, 3 per SM", launch_shape<Q4RowsShape<1, 4, 2, 4, 3, 3>, false>},
+    {"2 warps x 4 strips, 4 tiles x 4 stages, 2 per SM", launch_shape<Q4RowsShape<1, 2, 4, 4, 4, 2>, false>},
+    {"4 warps x 4 strips, 2 tiles x 4 stages, 2 per SM", launch_shape<Q4RowsShape<1, 4, 4, 2, 4, 2>, false>},
+    {"8 warps x 1 strip, 4 tiles x 4 stages, 2 per SM", launch_shape<Q4RowsShape<1, 8, 1, 4, 4, 2>, false>},
+    {"8 warps x 2 strips, 4 tiles x 3 stages, 1 per SM", launch_shape<Q4RowsShape<1, 8, 2, 4, 3, 1>, false>},
 };
 int chosen = 0;
 
 }  // namespace
 
-void launch_q4_rows(cuda::Stream& stream, const Q4Work& work, bool gated) { variants[chosen].launch(stream, work, gated); }
+void launch_q4_rows(cuda::Stream& stream, const Q4Work& work, bool gated) {
+  SPLASH_CHECK(chosen == 0 || (work.tokens <= 8 && !gated && !work.gain));
+  if (gated) return launch_default<true>(stream, work);
+  variants[chosen].launch(stream, work);
+}
 int q4_square_parts(const Q4Work& work) {
-  // One per warp of every row block; 32 tokens always run the first shape.
-  const Variant& variant = variants[work.tokens <= 16 ? chosen : 0];
-  const int row_block = variant.warps * variant.strips;
-  return (work.strips + row_block - 1) / row_block * variant.warps;
+  constexpr int row_block = default_warps * default_strips;  // one part per warp of every row block
+  return (work.strips + row_block - 1) / row_block * default_warps;
 }
 int q4_rows_variants() { return static_cast<int>(std::size(variants)); }
 void set_q4_rows_variant(int variant) { chosen = variant; }

@@ -26,6 +26,7 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
 
 void launch_q4_wide(cuda::Stream& stream, const Q4Work& work) {
   switch (cuda::panel_row_tile(work.tokens)) {
+    case 32: return launch_shape<Q4WideShape<32, 2, 8, false>>(stream, work);
     case 64: return launch_shape<Q4WideShape<64, 2, 8, false>>(stream, work);
     case 128: return launch_shape<Q4WideShape<128, 2, 5, true>>(stream, work);
     case 256: return launch_shape<Q4WideShape<256, 2, 3, true>>(stream, work);
