@@ -94,7 +94,10 @@ Result<Scores> score(const pack::Package& package, const Device& device, std::sp
 
 Result<DraftReport> draft_report(const pack::Package& package, const Device& device, std::span<const Token> text,
                                  int context) {
-  if (package.draft() == nullptr) return fail(ErrorKind::invalid, "{} has no draft", package.folder().string());
+  if (package.draft() == nullptr) {
+    return fail_parameter(ErrorKind::invalid, "draft", "{} has no draft: name a DFlash 2 folder with --draft",
+                          package.folder().string());
+  }
   SPLASH_TRY_STATUS(check_text(package, text));
   if (context < 0 || context >= std::ssize(text)) {
     return fail_parameter(ErrorKind::invalid, "context",
