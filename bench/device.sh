@@ -3,7 +3,7 @@
 # benchmark table. Builds nothing: bench/device.sh FOLDER, where FOLDER holds cuda_conformance and device_bench (built with
 # -DSPLASH_CUDA=ON and stripped) and may hold device_golden with the fixtures dense and dense-mlx4, ops_conformance_test to be tried
 # on that machine's processor, and shared libraries these need. Results go to $OUT as they come, so a
-# run that is cut off keeps what it had: conformance.txt, golden.txt, sanitizer_*.txt, kernels.jsonl, bench.txt, machine.txt.
+# run that is cut off keeps what it had: conformance.txt, golden.txt, sanitizer.txt, kernels.jsonl, bench.txt, machine.txt.
 #   SECTIONS  of device_bench (default: roof steps variants kernels prefill rows)
 #   SANITIZE  gtest filter for compute-sanitizer; empty leaves it out
 #   COMMIT    written into the records
@@ -38,7 +38,7 @@ echo "failed suites:${failed:- none}"
 grep -E '^== |FAILED|Failure|CUDA failed' "$out/conformance.txt" | head -n 60
 
 if [ -x "$bin/device_golden" ]; then
-  timeout 60 "$bin/device_golden" "$bin"/dense "$bin"/dense-mlx4 > "$out/golden.txt" 2>&1
+  timeout "${SUITE_SECONDS:-60}" "$bin/device_golden" "$bin"/dense "$bin"/dense-mlx4 > "$out/golden.txt" 2>&1
   echo "golden: exit $?"
   cat "$out/golden.txt"
 fi
@@ -52,8 +52,10 @@ fi
 if [ -n "$sanitize" ] && command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck; do
     timeout "${SANITIZE_SECONDS:-60}" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/cuda_conformance" --gtest_filter="$sanitize" --gtest_brief=1 \
-      > "$out/sanitizer_$tool.txt" 2>&1
-    echo "compute-sanitizer $tool: exit $?; $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer_$tool.txt" | tail -n1)"
+      > "$out/sanitizer.part" 2>&1
+    echo "compute-sanitizer $tool: exit $?; $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer.part" | tail -n1)"
+    cat "$out/sanitizer.part" >> "$out/sanitizer.txt"
+    rm "$out/sanitizer.part"
   done
 fi
 wait

@@ -27,8 +27,8 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)  # finds the driver itself, at run time
 
 add_library(splash_cuda_flags INTERFACE)
 target_include_directories(splash_cuda_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
-# A spilled register in a kernel is an error: -Werror all-warnings with ptxas warning about spills. FMT_*: nvcc's front end cannot
-# evaluate fmt 9's consteval constructors.
+# ptxas names every spill; splash_cuda_resources fails for those of hot kernels. FMT_*: nvcc's front end cannot evaluate fmt 9's
+# consteval constructors.
 target_compile_options(splash_cuda_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -DFMT_CONSTEVAL=
   -Xptxas=-warn-spills,-warn-lmem-usage -Xcompiler=-Wall>)
@@ -41,9 +41,9 @@ function(splash_cuda_library name)
   target_link_libraries(${name} PUBLIC splash_cuda_flags ${arg_DEPS})
 endfunction()
 
-# Registers, shared memory and spills of every kernel, from the object files: no GPU needed.
-function(splash_cuda_report name)
-  add_custom_target(${name}_resources
-    COMMAND ${SPLASH_CUDA_KIT}/bin/cuobjdump -res-usage $<TARGET_OBJECTS:${name}> COMMAND_EXPAND_LISTS VERBATIM)
-  add_dependencies(${name}_resources ${name})
+# A test that prints registers and spills of every kernel of a library and fails where a hot one spills; it needs no GPU.
+function(splash_cuda_resources name)
+  add_test(NAME ${name}_resources
+           COMMAND ${PROJECT_SOURCE_DIR}/bench/cuda/resources.sh ${SPLASH_CUDA_KIT}/bin/cuobjdump $<TARGET_FILE:${name}>)
+  set_tests_properties(${name}_resources PROPERTIES LABELS cuda)
 endfunction()

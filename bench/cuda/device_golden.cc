@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <list>
 
@@ -145,7 +146,8 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
   }
   auto ints = [&](const char* name) {
     const pack::TensorView* tensor = (*expected)->find(name);
-    return std::span(reinterpret_cast<const Token*>(tensor->data.data()), static_cast<std::size_t>(tensor->elements()));
+    if (!tensor) return std::span<const Token>();  // not every fixture has a continuation
+    return std::span<const Token>(reinterpret_cast<const Token*>(tensor->data.data()), static_cast<std::size_t>(tensor->elements()));
   };
   auto floats = [&](const std::string& name) {
     const pack::TensorView* tensor = (*expected)->find(name);
@@ -162,6 +164,7 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
 
   // Greedy, one row at a time, then with proposals: 3 right ones, then wrong ones, in a block of 8.
   for (const bool with_proposals : {false, true}) {
+    if (greedy.empty()) break;
     model.clear();
     std::vector<float> last = model.run(ids, 0, ops::GdnMode::commit);
     model.set_kept(0);
@@ -199,6 +202,7 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
 
 int main(int argc, char** argv) {
   using namespace splash;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what is printed survives a crash
   auto device = cuda::choose_device(-1);
   if (!device) {
     fmt::print("no CUDA device: {}\n", device.error().message);

@@ -8,7 +8,7 @@ splash_cuda_library(splash_ops_cuda
                             linear/linear_cuda.cu linear/q4_rows_cuda.cu linear/q4_wide_cuda.cu norm/norm_cuda.cu
                             sampling/sampling_cuda.cu swiglu/swiglu_cuda.cu
                     DEPS splash_backend_cuda splash_pack splash_link)
-splash_cuda_report(splash_ops_cuda)
+splash_cuda_resources(splash_ops_cuda)
 
 add_executable(cuda_conformance linear/linear_cuda_test.cc gdn/gdn_cuda_test.cc attention/attention_cuda_test.cc draft/draft_cuda_test.cc)
 target_compile_definitions(cuda_conformance PRIVATE FMT_HEADER_ONLY)

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
     for (int i = 0; i < STAGES; ++i) cuda::barrier_init(cuda::shared_address(&shared.full[i]), 1);
     cuda::barrier_init_done();
   }
+  __syncthreads();
   cuda::begin_kernel();
   const SegmentEntry segment = args.segments[blockIdx.z];
   Tile tile;

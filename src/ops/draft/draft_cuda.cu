@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   if (threadIdx.x == 0) {
     cuda::barrier_init(full, 1);
     cuda::barrier_init_done();
-    cuda::barrier_expect(full, count * dim * 4 * (own ? 1 : 2));
   }
   __syncthreads();
+  if (threadIdx.x == 0) cuda::barrier_expect(full, count * dim * 4 * (own ? 1 : 2));
   // A thread per key requests its rows; the queries are made meanwhile.
   if (static_cast<int>(threadIdx.x) < count) {
     const int key = threadIdx.x;

@@ -131,7 +131,8 @@ __device__ __forceinline__ void load_past(const Arguments& args, const Place& pl
 #pragma unroll
   for (int i = 0; i < Channels::most; ++i) {
     const int channel = place.channel(min(Channels::local(i), channels_here - 1));
-    channels.taps[i] = __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4));
+    // A fold brings no weights: it convolves nothing.
+    channels.taps[i] = args.conv_weights ? __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4)) : float4{};
 #pragma unroll
     for (int j = 0; j < history; ++j) {
       const int row = j + kept;
