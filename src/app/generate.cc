@@ -107,6 +107,7 @@ Result<link::Submit> submission(const GenerateOptions& options, const Runtime& r
   submit.sampling.top_p = backend.sampling.top_p;
   submit.sampling.min_p = backend.sampling.min_p;
   submit.sampling.seed = options.seed.value_or(std::random_device{}());
+  submit.sampling.reproducible = options.seed.has_value();
   return submit;
 }
 

@@ -12,12 +12,10 @@
 #include "app/bench.h"
 #include "app/generate.h"
 #include "app/pack_verbs.h"
+#include "app/score_verbs.h"
 #include "app/serve.h"
 #include "app/version.h"
 #include "base/log.h"
-#ifdef SPLASH_HAS_SCORE_VERBS
-#include "app/score_verbs.h"
-#endif
 
 namespace {
 
@@ -69,11 +67,10 @@ int main(int argc, char** argv) {
   splash::app::add_serve_verb(app, exit_code);
   splash::app::add_generate_verb(app, exit_code);
   splash::app::add_pack_verbs(app, exit_code);
-#ifdef SPLASH_HAS_SCORE_VERBS
   splash::app::add_score_verbs(app, exit_code);
-#endif
   splash::app::add_bench_verb(app, exit_code);
   for (const char* name : {"pack", "info", "verify", "synth"}) app.get_subcommand(name)->group("Models");
+  for (const char* name : {"score", "draft"}) app.get_subcommand(name)->group("Measure");
   app.add_subcommand("version", "print the version")->group("Other")->callback([] {
     fmt::print("splash {}\n", splash::app::version);
   });

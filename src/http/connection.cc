@@ -167,7 +167,8 @@ void Connection::on_head(error_code error) {
   if (auto refusal = owner_.handler().refuse(head_)) {
     if (has_body) keep_alive_ = false;  // the unread body stands in the way of the next request
     begin_exchange();
-    return exchange_->respond(std::move(*refusal));
+    const auto exchange = exchange_;
+    return exchange->respond(std::move(*refusal));
   }
   if (has_body) return begin_body();
   dispatch();
