@@ -1,5 +1,5 @@
-// device_bench OUT.jsonl [section ...]: the table of kernels and steps on this machine's GPU; all sections by default, in the
-// order of their weight, each line written as soon as it is measured.
+// device_bench OUT.jsonl [section ...]: the table of kernels and steps on this machine's GPU; all sections by default,
+// in the order of their weight, each line written as soon as it is measured.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -72,24 +72,30 @@ double bytes_of(std::initializer_list<const pack::Weight*> weights) {
   return bytes;
 }
 
-// One kind of matrix over all layers that have it: the weights differ from launch to launch, so nothing is read from the L2.
+// One kind of matrix over all layers that have it: the weights differ from launch to launch, so nothing is read from
+// the L2.
 template <class Targets>
-void time_matrices(Bench& bench, cuda::Stream& stream, SyntheticModel& model, const char* name, int rows, int cols, Targets&& targets) {
+void time_matrices(Bench& bench, cuda::Stream& stream, SyntheticModel& model, const char* name, int rows, int cols,
+                   Targets&& targets) {
   stream.reset();
   const MatrixView<float> x = stream.matrix(rows, cols);
   fill_floats(stream, x.data, std::size_t(rows) * cols, 1, 3);
   stream.panel_to_fill(x);  // as its producer would have: the panel is part of the producer's time
   double bytes = 0, weights = 0;
   int count = 0;
-  const Times times = bench.time([&] {
-    for (const Layer& layer : model.layers()) {
-      const std::vector<ops::LinearTarget> list = targets(layer);
-      if (list.empty()) continue;
-      ++count;
-      for (const ops::LinearTarget& target : list) bytes += static_cast<double>(target.weight.bytes()), weights += 1.0 * target.weight.rows * target.weight.cols;
-      ops::linear(stream, x, list);
-    }
-  }, rows > 64 ? 5 : 11);
+  const Times times = bench.time(
+      [&] {
+        for (const Layer& layer : model.layers()) {
+          const std::vector<ops::LinearTarget> list = targets(layer);
+          if (list.empty()) continue;
+          ++count;
+          for (const ops::LinearTarget& target : list)
+            bytes += static_cast<double>(target.weight.bytes()),
+                weights += 1.0 * target.weight.rows * target.weight.cols;
+          ops::linear(stream, x, list);
+        }
+      },
+      rows > 64 ? 5 : 11);
   bench.add({name, rows, bytes / count, 2 * weights * rows / count}, times, count);
 }
 
@@ -97,23 +103,28 @@ void linears(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int rows
   const Geometry& g = model.geometry();
   auto out = [&, rows](int columns) { return stream.matrix(rows, columns); };
   stream.reset();
-  time_matrices(bench, stream, model, "linear gdn in (qkv z b a)", rows, g.hidden, [&, made = std::vector<MatrixView<float>>{}](const Layer& l) mutable {
-    if (!l.recurrent) return std::vector<ops::LinearTarget>{};
-    if (made.empty()) made = {out(l.qkv.rows), out(l.z.rows), out(l.b.rows), out(l.a.rows)};
-    return std::vector<ops::LinearTarget>{{l.qkv, made[0]}, {l.z, made[1]}, {l.b, made[2]}, {l.a, made[3]}};
-  });
-  time_matrices(bench, stream, model, "linear mixer out", rows, g.value_heads * 128, [&, made = MatrixView<float>{}](const Layer& l) mutable {
-    if (!made.data) made = out(g.hidden);
-    return std::vector<ops::LinearTarget>{{l.out, made, true}};
-  });
-  time_matrices(bench, stream, model, "linear gate and up", rows, g.hidden, [&, made = std::vector<MatrixView<float>>{}](const Layer& l) mutable {
-    if (made.empty()) made = {out(g.inner), out(g.inner)};
-    return std::vector<ops::LinearTarget>{{l.gate, made[0]}, {l.up, made[1]}};
-  });
-  time_matrices(bench, stream, model, "linear down", rows, g.inner, [&, made = MatrixView<float>{}](const Layer& l) mutable {
-    if (!made.data) made = out(g.hidden);
-    return std::vector<ops::LinearTarget>{{l.down, made, true}};
-  });
+  time_matrices(bench, stream, model, "linear gdn in (qkv z b a)", rows, g.hidden,
+                [&, made = std::vector<MatrixView<float>>{}](const Layer& l) mutable {
+                  if (!l.recurrent) return std::vector<ops::LinearTarget>{};
+                  if (made.empty()) made = {out(l.qkv.rows), out(l.z.rows), out(l.b.rows), out(l.a.rows)};
+                  return std::vector<ops::LinearTarget>{
+                      {l.qkv, made[0]}, {l.z, made[1]}, {l.b, made[2]}, {l.a, made[3]}};
+                });
+  time_matrices(bench, stream, model, "linear mixer out", rows, g.value_heads * 128,
+                [&, made = MatrixView<float>{}](const Layer& l) mutable {
+                  if (!made.data) made = out(g.hidden);
+                  return std::vector<ops::LinearTarget>{{l.out, made, true}};
+                });
+  time_matrices(bench, stream, model, "linear gate and up", rows, g.hidden,
+                [&, made = std::vector<MatrixView<float>>{}](const Layer& l) mutable {
+                  if (made.empty()) made = {out(g.inner), out(g.inner)};
+                  return std::vector<ops::LinearTarget>{{l.gate, made[0]}, {l.up, made[1]}};
+                });
+  time_matrices(bench, stream, model, "linear down", rows, g.inner,
+                [&, made = MatrixView<float>{}](const Layer& l) mutable {
+                  if (!made.data) made = out(g.hidden);
+                  return std::vector<ops::LinearTarget>{{l.down, made, true}};
+                });
   if (rows > 64) return;
   stream.reset();
   const MatrixView<float> x = stream.matrix(rows, g.hidden), logits = stream.matrix(rows, g.vocabulary);
@@ -125,15 +136,18 @@ void linears(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int rows
 void every_linear(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int rows, const std::string& note) {
   const Geometry& g = model.geometry();
   stream.reset();
-  const MatrixView<float> x = stream.matrix(rows, g.hidden), normed = stream.matrix(rows, g.hidden), wide = stream.matrix(rows, g.query_heads * 512),
-                          mixed = stream.matrix(rows, g.value_heads * 128), b = stream.matrix(rows, 1024), a = stream.matrix(rows, 1024),
-                          z = stream.matrix(rows, g.value_heads * 128), qkv = stream.matrix(rows, model.gdn_geometry().channels()), inner = stream.matrix(rows, g.inner),
-                          inner_up = stream.matrix(rows, g.inner);
+  const MatrixView<float> x = stream.matrix(rows, g.hidden), normed = stream.matrix(rows, g.hidden),
+                          wide = stream.matrix(rows, g.query_heads * 512),
+                          mixed = stream.matrix(rows, g.value_heads * 128), b = stream.matrix(rows, 1024),
+                          a = stream.matrix(rows, 1024), z = stream.matrix(rows, g.value_heads * 128),
+                          qkv = stream.matrix(rows, model.gdn_geometry().channels()),
+                          inner = stream.matrix(rows, g.inner), inner_up = stream.matrix(rows, g.inner);
   for (const MatrixView<float>& m : {normed, mixed, inner}) stream.panel_to_fill(m);
   const Times times = bench.time([&] {
     for (const Layer& l : model.layers()) {
       if (l.recurrent) {
-        const ops::LinearTarget in[] = {{l.qkv, qkv}, {l.z, z}, {l.b, {b.data, rows, l.b.rows}}, {l.a, {a.data, rows, l.a.rows}}};
+        const ops::LinearTarget in[] = {
+            {l.qkv, qkv}, {l.z, z}, {l.b, {b.data, rows, l.b.rows}}, {l.a, {a.data, rows, l.a.rows}}};
         ops::linear(stream, normed, in);
       } else {
         const ops::LinearTarget in[] = {{l.q_gate, wide}, {l.k, b}, {l.v, a}};
@@ -146,7 +160,9 @@ void every_linear(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int
       ops::linear_add(stream, inner, l.down, x);
     }
   });
-  bench.add({"256 linears of the layers, one graph", rows, static_cast<double>(model.layer_weight_bytes()), 0, 0, 0, 0, note}, times);
+  bench.add(
+      {"256 linears of the layers, one graph", rows, static_cast<double>(model.layer_weight_bytes()), 0, 0, 0, 0, note},
+      times);
 }
 
 void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int lanes) {
@@ -161,17 +177,20 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   model.place(lanes, 1024);
   model.begin(lanes, 8, true);
   const double state = static_cast<double>(model.state_bytes()) / (g.layers / 4 * 3) * lanes;
-  repeat("gdn verify, nothing kept", state, g.layers / 4 * 3, [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
+  repeat("gdn verify, nothing kept", state, g.layers / 4 * 3,
+         [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
   std::vector<int> kept(8, 5);
   cudaMemcpy(const_cast<int*>(model.kept()), kept.data(), lanes * sizeof(int), cudaMemcpyHostToDevice);
   model.begin(lanes, 8, true);
-  repeat("gdn verify, 5 kept", 2 * state, g.layers / 4 * 3, [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
+  repeat("gdn verify, 5 kept", 2 * state, g.layers / 4 * 3,
+         [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
   for (const int position : {1024, 32760}) {
     if (position + 8 > model.context()) continue;
     model.place(lanes, position);
     model.begin(lanes, 8, true);
     const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
-    repeat(position == 1024 ? "attention at 1K" : "attention at 32K", pages, g.layers / 4, [&](int i) { model.attention_layer(i, lanes, 8); });
+    repeat(position == 1024 ? "attention at 1K" : "attention at 32K", pages, g.layers / 4,
+           [&](int i) { model.attention_layer(i, lanes, 8); });
   }
   model.place(lanes, 4096);
   model.begin(lanes, 8, true);
@@ -182,7 +201,8 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   fill_floats(stream, x.data, std::size_t(rows) * g.hidden, 1, 5);
   repeat("rms_norm", 8.0 * rows * g.hidden, 64, [&](int) { ops::rms_norm(stream, x, model.norm(), 1e-6f, y); });
   stream.reset();
-  const MatrixView<float> logits = stream.matrix(rows, g.vocabulary), values = stream.matrix(rows, 16), one = stream.matrix(rows, 1);
+  const MatrixView<float> logits = stream.matrix(rows, g.vocabulary), values = stream.matrix(rows, 16),
+                          one = stream.matrix(rows, 1);
   fill_floats(stream, logits.data, std::size_t(rows) * g.vocabulary, 1, 7);
   const MatrixView<Token> ids{stream.allocate<Token>(rows * 16), rows, 16}, top{stream.allocate<Token>(rows), rows, 1};
   repeat("top_k 16", 4.0 * rows * g.vocabulary, 10, [&](int) { ops::top_k(stream, logits, 248000, ids, values); });
@@ -195,7 +215,8 @@ void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int positi
   model.place(lanes, position);
   model.begin(lanes, width, true);
   const double pages = static_cast<double>(model.page_layer_bytes()) * g.layers / 4 * (position / 32) * lanes;
-  double bytes = static_cast<double>(model.layer_weight_bytes()) + bytes_of({&model.head()}) + 2.0 * static_cast<double>(model.state_bytes()) * lanes + pages;
+  double bytes = static_cast<double>(model.layer_weight_bytes()) + bytes_of({&model.head()}) +
+                 2.0 * static_cast<double>(model.state_bytes()) * lanes + pages;
   if (width > 1) {
     bytes += static_cast<double>(model.draft_weight_bytes()) + bytes_of({&model.head()}) +
              2.0 * lanes * std::min(position, g.window) * g.draft_kv_heads * g.draft_dim * 4 * g.draft_layers;
@@ -214,9 +235,10 @@ void prefill(Bench& bench, SyntheticModel& model, int rows, int position) {
   model.begin(1, rows, false);
   const Times times = bench.time([&] { model.prefill(rows); }, 5);
   const double flops = 2.0 * rows * static_cast<double>(model.layer_weight_bytes()) * 16 / 9;
-  bench.add({fmt::format("prefill, {} rows at {}", rows, position), rows, static_cast<double>(model.layer_weight_bytes()), flops, 0, 0, 0,
-             fmt::format("{:.0f} tok/s", rows / times.median * 1e6)},
-            times);
+  bench.add(
+      {fmt::format("prefill, {} rows at {}", rows, position), rows, static_cast<double>(model.layer_weight_bytes()),
+       flops, 0, 0, 0, fmt::format("{:.0f} tok/s", rows / times.median * 1e6)},
+      times);
 }
 
 int run(int argc, char** argv) {
@@ -238,13 +260,17 @@ int run(int argc, char** argv) {
   const char* extra = std::getenv("SPLASH_BENCH_MACHINE");  // JSON members: clocks, commit
   fmt::print("{}\n", cuda::describe(*device));
   Records records(argc > 1 ? argv[1] : nullptr,
-                  fmt::format(R"("gpu":"{}","driver_cuda":{}{}{})", device->name, device->driver_version, extra ? "," : "", extra ? extra : ""), 0);
+                  fmt::format(R"("gpu":"{}","driver_cuda":{}{}{})", device->name, device->driver_version,
+                              extra ? "," : "", extra ? extra : ""),
+                  0);
   Bench bench(stream, records);
   const auto begun = std::chrono::steady_clock::now();
   auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); };
   const bool small = wanted("small") && argc > 2;  // a model of two lanes and four layers, for compute-sanitizer
   Geometry geometry;
-  if (small) geometry.layers = 4, geometry.draft_layers = 1, geometry.vocabulary = 4096, geometry.hidden = 512, geometry.inner = 1024;
+  if (small)
+    geometry.layers = 4, geometry.draft_layers = 1, geometry.vocabulary = 4096, geometry.hidden = 512,
+    geometry.inner = 1024;
   auto made = SyntheticModel::make(stream, geometry, small ? 2 : 8, small ? 1100 : 32768 + 64);
   if (!made) {
     fmt::print("{}\n", made.error().message);
@@ -264,7 +290,8 @@ int run(int argc, char** argv) {
       stream.reset();
       auto* sink = stream.allocate<unsigned>(1);
       const Times times = bench.time([&] { read_everything(stream, model.head().data, bytes, sink, blocks); });
-      bench.add({"plain read of the head", 0, static_cast<double>(bytes), 0, 0, 0, 0, fmt::format("{} blocks", blocks)}, times);
+      bench.add({"plain read of the head", 0, static_cast<double>(bytes), 0, 0, 0, 0, fmt::format("{} blocks", blocks)},
+                times);
       best = std::max(best, static_cast<double>(bytes) / times.median / 1e3);
     }
     records.set_roof(best);

@@ -1,7 +1,9 @@
-// device_golden FIXTURE...: the golden fixtures through the CUDA ops, layer by layer as models/qwen3_5/forward.h has them. Prints how far
-// hidden states and logits are from the reference and whether the greedy continuation is the same, plain and with kept
-// proposals.
+// device_golden FIXTURE...: the golden fixtures through the CUDA ops, layer by layer as models/qwen3_5/forward.h has
+// them. Prints how far hidden states and logits are from the reference and whether the greedy continuation is the same,
+// plain and with kept proposals.
+// clang-format off
 #include "ops/ops_cuda.h"  // first: see there
+// clang-format on
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +45,8 @@ class DeviceModel {
   }
 
   // Logits of all rows; hidden (if wanted) receives the residual after each layer.
-  std::vector<float> run(std::span<const Token> tokens, int position, ops::GdnMode mode, std::vector<std::vector<float>>* hidden = nullptr) {
+  std::vector<float> run(std::span<const Token> tokens, int position, ops::GdnMode mode,
+                         std::vector<std::vector<float>>* hidden = nullptr) {
     stream_.reset();
     const int rows = static_cast<int>(tokens.size());
     const pack::TargetGeometry& g = w_.geometry;
@@ -63,8 +66,8 @@ class DeviceModel {
         const ops::GdnSegment lane{segment, lanes_[static_cast<std::size_t>(layer.mixer_index)], mode};
         models::gdn(stream_, w_.gdn, *recurrent, normed, std::span(&lane, 1), of_gdn, x);
       } else {
-        models::attention(stream_, w_.attention, std::get<models::Attention>(layer.mixer), normed, std::span(&segment, 1), pool_, layer.mixer_index,
-                          of_attention, x);
+        models::attention(stream_, w_.attention, std::get<models::Attention>(layer.mixer), normed,
+                          std::span(&segment, 1), pool_, layer.mixer_index, of_attention, x);
       }
       ops::rms_norm(stream_, x, layer.post_attention_norm, g.rms_eps, normed);
       models::mlp(stream_, layer.mlp, normed, of_mlp, true, x);
@@ -130,11 +133,14 @@ bool report(const char* what, std::span<const float> got, std::span<const float>
   }
   const double relative = std::sqrt(error / norm);
   const bool good = got.size() == want.size() && relative <= bound;
-  fmt::print("  {:<28} relative {:.2e} (bound {:.0e}), worst {:.2e}{}\n", what, relative, bound, worst, good ? "" : "  FAILED");
+  fmt::print("  {:<28} relative {:.2e} (bound {:.0e}), worst {:.2e}{}\n", what, relative, bound, worst,
+             good ? "" : "  FAILED");
   return good;
 }
 
-Token argmax(std::span<const float> row) { return static_cast<Token>(std::max_element(row.begin(), row.end()) - row.begin()); }
+Token argmax(std::span<const float> row) {
+  return static_cast<Token>(std::max_element(row.begin(), row.end()) - row.begin());
+}
 
 int check(cuda::Stream& stream, const std::filesystem::path& folder) {
   fmt::print("{}\n", folder.filename().string());
@@ -147,7 +153,8 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
   auto ints = [&](const char* name) {
     const pack::TensorView* tensor = (*expected)->find(name);
     if (!tensor) return std::span<const Token>();  // not every fixture has a continuation
-    return std::span<const Token>(reinterpret_cast<const Token*>(tensor->data.data()), static_cast<std::size_t>(tensor->elements()));
+    return std::span<const Token>(reinterpret_cast<const Token*>(tensor->data.data()),
+                                  static_cast<std::size_t>(tensor->elements()));
   };
   auto floats = [&](const std::string& name) {
     const pack::TensorView* tensor = (*expected)->find(name);
@@ -159,7 +166,8 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
   int failures = 0;
   std::vector<std::vector<float>> hidden;
   const std::vector<float> logits = model.run(ids, 0, ops::GdnMode::commit, &hidden);
-  for (std::size_t i = 0; i + 1 < hidden.size(); ++i) failures += !report(fmt::format("hidden.{}", i).c_str(), hidden[i], floats(fmt::format("hidden.{}", i)), 2e-2);
+  for (std::size_t i = 0; i + 1 < hidden.size(); ++i)
+    failures += !report(fmt::format("hidden.{}", i).c_str(), hidden[i], floats(fmt::format("hidden.{}", i)), 2e-2);
   failures += !report("logits", logits, floats("logits"), 2e-2);
 
   // Greedy, one row at a time, then with proposals: 3 right ones, then wrong ones, in a block of 8.
@@ -191,8 +199,8 @@ int check(cuda::Stream& stream, const std::filesystem::path& folder) {
     }
     std::size_t same = 0;
     while (same < greedy.size() && chosen[same] == greedy[same]) ++same;
-    fmt::print("  greedy {}: {} of {} tokens as the reference{}\n", with_proposals ? "with proposals" : "plain", same, greedy.size(),
-               same == greedy.size() ? "" : "  (a near tie?)");
+    fmt::print("  greedy {}: {} of {} tokens as the reference{}\n", with_proposals ? "with proposals" : "plain", same,
+               greedy.size(), same == greedy.size() ? "" : "  (a near tie?)");
   }
   return failures;
 }

@@ -1,8 +1,8 @@
-#include "device_kernels.h"
-
 #include <cuda_bf16.h>
 
 #include <cstdint>
+
+#include "device_kernels.h"
 
 namespace splash::bench {
 namespace {
@@ -14,7 +14,8 @@ __device__ std::uint32_t mix(std::uint64_t x) {
 }
 
 __global__ void fill_tiles_kernel(std::uint8_t* tiles, std::size_t count, unsigned seed) {
-  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count * 36; i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count * 36;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
     const std::size_t tile = i / 36, part = i % 36;  // 16 bytes each: 32 of codes, 2 of scales, 2 of biases
     auto* to = reinterpret_cast<std::uint32_t*>(tiles + tile * 576 + part * 16);
     for (int j = 0; j < 4; ++j) {
@@ -33,7 +34,8 @@ __global__ void fill_tiles_kernel(std::uint8_t* tiles, std::size_t count, unsign
   }
 }
 __global__ void fill_floats_kernel(float* values, std::size_t count, float scale, unsigned seed) {
-  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count; i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
     values[i] = scale * (static_cast<float>(mix(i + (static_cast<std::uint64_t>(seed) << 40))) / 2147483648.0f - 1.0f);
   }
 }
@@ -42,7 +44,8 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* data, std::size_
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
   std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
   for (; i + 3 * step < count; i += 4 * step) {
-    const uint4 a = __ldcs(data + i), b = __ldcs(data + i + step), c = __ldcs(data + i + 2 * step), d = __ldcs(data + i + 3 * step);
+    const uint4 a = __ldcs(data + i), b = __ldcs(data + i + step), c = __ldcs(data + i + 2 * step),
+                d = __ldcs(data + i + 3 * step);
     x ^= a.x ^ b.y ^ c.z ^ d.w ^ a.w ^ b.x ^ c.y ^ d.x;
   }
   if (x == 0x12345) *sink = x;

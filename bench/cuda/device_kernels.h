@@ -5,7 +5,7 @@
 
 namespace splash::bench {
 
-void fill_tiles(cuda::Stream& stream, void* tiles, std::size_t count, unsigned seed);           // 576-byte q4 tiles
+void fill_tiles(cuda::Stream& stream, void* tiles, std::size_t count, unsigned seed);  // 576-byte q4 tiles
 void fill_floats(cuda::Stream& stream, float* values, std::size_t count, float scale, unsigned seed);
 void read_everything(cuda::Stream& stream, const void* data, std::size_t bytes, unsigned* sink, int blocks);
 

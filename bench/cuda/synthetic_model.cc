@@ -42,7 +42,8 @@ std::int64_t SyntheticModel::state_bytes() const {
   return (gdn_geometry().state_floats() + gdn_geometry().conv_floats()) * 4 * g_.layers / 4 * 3;
 }
 
-Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& stream, const Geometry& geometry, int lanes, int context) {
+Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& stream, const Geometry& geometry, int lanes,
+                                                             int context) {
   std::unique_ptr<SyntheticModel> model(new SyntheticModel(stream));
   SyntheticModel& m = *model;
   const Geometry& g = m.g_ = geometry;
@@ -78,8 +79,10 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
       m.gdn_lanes_.emplace_back();
       m.gdn_lane_tables_.push_back(nullptr);
     }
-    layer.gate = m.weight(g.inner, g.hidden), layer.up = m.weight(g.inner, g.hidden), layer.down = m.weight(g.hidden, g.inner);
-    for (const pack::Weight* w : {&layer.qkv, &layer.z, &layer.b, &layer.a, &layer.q_gate, &layer.k, &layer.v, &layer.out, &layer.gate, &layer.up, &layer.down}) {
+    layer.gate = m.weight(g.inner, g.hidden), layer.up = m.weight(g.inner, g.hidden),
+    layer.down = m.weight(g.hidden, g.inner);
+    for (const pack::Weight* w : {&layer.qkv, &layer.z, &layer.b, &layer.a, &layer.q_gate, &layer.k, &layer.v,
+                                  &layer.out, &layer.gate, &layer.up, &layer.down}) {
       m.layer_bytes_ += w->data ? w->bytes() : 0;
     }
     m.layers_.push_back(layer);
@@ -90,11 +93,15 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
   for (int l = 0; l < g.draft_layers; ++l) {
     DraftLayer d;
     d.attention_projection = m.weight(g.hidden / 4, g.hidden), d.mlp_projection = m.weight(g.hidden / 4, g.hidden);
-    d.q = m.weight(g.draft_query_heads * g.draft_dim, g.hidden), d.k = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden);
-    d.v = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden), d.out = m.weight(g.hidden, g.draft_query_heads * g.draft_dim);
+    d.q = m.weight(g.draft_query_heads * g.draft_dim, g.hidden),
+    d.k = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden);
+    d.v = m.weight(g.draft_kv_heads * g.draft_dim, g.hidden),
+    d.out = m.weight(g.hidden, g.draft_query_heads * g.draft_dim);
     d.gate = m.weight(g.inner, g.hidden), d.up = m.weight(g.inner, g.hidden), d.down = m.weight(g.hidden, g.inner);
     d.attention_base = m.gain(4 * g.hidden), d.mlp_base = m.gain(4 * g.hidden);
-    for (const pack::Weight* w : {&d.attention_projection, &d.mlp_projection, &d.q, &d.k, &d.v, &d.out, &d.gate, &d.up, &d.down}) m.draft_bytes_ += w->bytes();
+    for (const pack::Weight* w :
+         {&d.attention_projection, &d.mlp_projection, &d.q, &d.k, &d.v, &d.out, &d.gate, &d.up, &d.down})
+      m.draft_bytes_ += w->bytes();
     m.draft_layers_.push_back(d);
     std::vector<ops::DraftRing> rings;
     const std::size_t ring = static_cast<std::size_t>(g.window) * g.draft_kv_heads * g.draft_dim;
@@ -106,10 +113,12 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
                  {pack::Format::f32, g.vocabulary, g.rank, reinterpret_cast<std::byte*>(m.floats(codebook, 0.05f))}};
   m.pool_.geometry = {ops::KvFormat::int8, g.layers / 4, g.kv_heads, 256};
   m.pages_per_lane_ = (context + 2 * link::page_tokens - 1) / link::page_tokens;
-  m.pool_.base = m.memory<std::byte>(static_cast<std::size_t>(m.pool_.geometry.page_bytes()) * m.pages_per_lane_ * lanes);
+  m.pool_.base =
+      m.memory<std::byte>(static_cast<std::size_t>(m.pool_.geometry.page_bytes()) * m.pages_per_lane_ * lanes);
   std::vector<ops::PageId> pages(static_cast<std::size_t>(m.pages_per_lane_) * lanes);
   for (int lane = 0; lane < lanes; ++lane) {
-    for (int i = 0; i < m.pages_per_lane_; ++i) pages[static_cast<std::size_t>(lane) * m.pages_per_lane_ + i] = i * lanes + lane;  // lanes interleave
+    for (int i = 0; i < m.pages_per_lane_; ++i)
+      pages[static_cast<std::size_t>(lane) * m.pages_per_lane_ + i] = i * lanes + lane;  // lanes interleave
   }
   auto* page_table = m.memory<ops::PageId>(pages.size());
   if (page_table) cudaMemcpy(page_table, pages.data(), pages.size() * sizeof(ops::PageId), cudaMemcpyHostToDevice);
@@ -136,7 +145,8 @@ void SyntheticModel::place(int lanes, int position) {
   // Small codes and scales everywhere: noise that stays finite.
   cudaMemset(pool_.base, 0x3c, static_cast<std::size_t>(pool_.geometry.page_bytes()) * pages_per_lane_ * max_lanes_);
   std::vector<Token> tokens;
-  for (int i = 0; i < lanes * g_.block; ++i) tokens.push_back(i % g_.block == 0 ? 1000 + i : std::min(248000, g_.vocabulary - 1));
+  for (int i = 0; i < lanes * g_.block; ++i)
+    tokens.push_back(i % g_.block == 0 ? 1000 + i : std::min(248000, g_.vocabulary - 1));
   cudaMemcpy(draft_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
   cudaMemcpy(verify_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
 }
@@ -147,7 +157,8 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
   std::vector<ops::SegmentEntry> entries;
   for (int lane = 0; lane < lanes; ++lane) {
     segments_.push_back({lane, lane * rows, rows, position_, {}});
-    entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0, pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
+    entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0,
+                       pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
   }
   cudaMemcpy(entries_, entries.data(), entries.size() * sizeof(entries[0]), cudaMemcpyHostToDevice);
   stream_.bind(segments_.data(), entries_);
@@ -172,33 +183,38 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
 void SyntheticModel::gdn_layer(int l, int lanes, int rows) {
   const ops::GdnGeometry gdn = gdn_geometry();
   const int count = lanes * rows, values = gdn.value_heads * 128;
-  const ops::GdnRows in{stream_.matrix(count, gdn.channels()), stream_.matrix(count, values), stream_.matrix(count, gdn.value_heads),
-                        stream_.matrix(count, gdn.value_heads)};
+  const ops::GdnRows in{stream_.matrix(count, gdn.channels()), stream_.matrix(count, values),
+                        stream_.matrix(count, gdn.value_heads), stream_.matrix(count, gdn.value_heads)};
   ops::gdn(stream_, gdn, gdn_weights_, in, {entries_, lanes, gdn_lane_tables_[l]}, stream_.matrix(count, values));
 }
 
 void SyntheticModel::attention_layer(int index, int lanes, int rows) {
   const int count = lanes * rows;
   ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_},
-                 {stream_.matrix(count, g_.query_heads * 512), stream_.matrix(count, g_.kv_heads * 256), stream_.matrix(count, g_.kv_heads * 256)},
+                 {stream_.matrix(count, g_.query_heads * 512), stream_.matrix(count, g_.kv_heads * 256),
+                  stream_.matrix(count, g_.kv_heads * 256)},
                  segments_, pool_, index, stream_.matrix(count, g_.query_heads * 256));
 }
 
 void SyntheticModel::draft_attention_layer(int l, int lanes) {
   const int count = lanes * g_.block;
-  ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, stream_.matrix(count, g_.draft_query_heads * g_.draft_dim),
-                       stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim), stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim), g_.block,
-                       block_segments_[l], stream_.matrix(count, g_.draft_query_heads * g_.draft_dim));
+  ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_,
+                       stream_.matrix(count, g_.draft_query_heads * g_.draft_dim),
+                       stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim),
+                       stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim), g_.block, block_segments_[l],
+                       stream_.matrix(count, g_.draft_query_heads * g_.draft_dim));
 }
 
-// The target's layers over rows whose embeddings lie in x; normed gets the final norm. features: [rows, taps * hidden] or empty.
+// The target's layers over rows whose embeddings lie in x; normed gets the final norm. features: [rows, taps * hidden]
+// or empty.
 void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int lanes, MatrixView<float> features) {
   const ops::GdnGeometry gdn = gdn_geometry();
   const int rows = x.rows, values = gdn.value_heads * 128;
   const MatrixView<float> qkv = stream_.matrix(rows, gdn.channels()), z = stream_.matrix(rows, values),
                           b = stream_.matrix(rows, gdn.value_heads), a = stream_.matrix(rows, gdn.value_heads),
-                          q_gate = stream_.matrix(rows, g_.query_heads * 512), k = stream_.matrix(rows, g_.kv_heads * 256),
-                          v = stream_.matrix(rows, g_.kv_heads * 256), mixed = stream_.matrix(rows, values), inner = stream_.matrix(rows, g_.inner),
+                          q_gate = stream_.matrix(rows, g_.query_heads * 512),
+                          k = stream_.matrix(rows, g_.kv_heads * 256), v = stream_.matrix(rows, g_.kv_heads * 256),
+                          mixed = stream_.matrix(rows, values), inner = stream_.matrix(rows, g_.inner),
                           inner_up = rows > 32 ? stream_.matrix(rows, g_.inner) : inner;
   int tap = 0;
   for (int l = 0; l < g_.layers; ++l) {
@@ -211,7 +227,8 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
     } else {
       const ops::LinearTarget in[] = {{layer.q_gate, q_gate}, {layer.k, k}, {layer.v, v}};
       ops::linear(stream_, normed, in);
-      ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4, mixed);
+      ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4,
+                     mixed);
     }
     if (fold_norms) {
       ops::linear_add_norm(stream_, mixed, layer.out, x, norm_, 1e-6f, normed);
@@ -233,7 +250,9 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
     }
     if (features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
       const MatrixView<float> to = features.slice_cols(tap++ * g_.hidden, g_.hidden);
-      stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows, cudaMemcpyDeviceToDevice, stream_.native()), "taps");
+      stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows,
+                                     cudaMemcpyDeviceToDevice, stream_.native()),
+                   "taps");
     }
   }
   if (!fold_norms) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
@@ -241,21 +260,27 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
 
 void SyntheticModel::draft_pass(int lanes) {
   const int rows = lanes * g_.block, slots = g_.block - 1, k = 16;
-  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden), coefficients = stream_.matrix(rows, g_.hidden / 4),
-                          convolved = stream_.matrix(rows, g_.hidden), q = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
-                          key = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim), value = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
-                          mixed = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim), sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner);
+  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden),
+                          coefficients = stream_.matrix(rows, g_.hidden / 4),
+                          convolved = stream_.matrix(rows, g_.hidden),
+                          q = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
+                          key = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
+                          value = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
+                          mixed = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
+                          sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner);
   ops::embed(stream_, head_, std::span(token_names_).first(rows), x);
   for (int l = 0; l < g_.draft_layers; ++l) {
     const DraftLayer& d = draft_layers_[l];
-    const ops::BlockConv attention_before{d.attention_base, 16, 0, g_.block}, attention_after{d.attention_base, 16, 1, g_.block};
+    const ops::BlockConv attention_before{d.attention_base, 16, 0, g_.block},
+        attention_after{d.attention_base, 16, 1, g_.block};
     const ops::BlockConv mlp_before{d.mlp_base, 16, 0, g_.block}, mlp_after{d.mlp_base, 16, 1, g_.block};
     ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
     ops::linear(stream_, normed, d.attention_projection, coefficients);
     ops::block_conv(stream_, attention_before, coefficients, normed, false, convolved);
     const ops::LinearTarget in[] = {{d.q, q}, {d.k, key}, {d.v, value}};
     ops::linear(stream_, convolved, in);
-    ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, q, key, value, g_.block, block_segments_[l], mixed);
+    ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, q, key, value, g_.block,
+                         block_segments_[l], mixed);
     ops::linear(stream_, mixed, d.out, sub);
     ops::block_conv(stream_, attention_after, coefficients, sub, true, x);
     ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
@@ -266,24 +291,30 @@ void SyntheticModel::draft_pass(int lanes) {
     ops::block_conv(stream_, mlp_after, coefficients, sub, true, x);
   }
   ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-  const MatrixView<float> logits = stream_.matrix(rows, g_.vocabulary), projections = stream_.matrix(lanes * g_.block, g_.rank),
+  const MatrixView<float> logits = stream_.matrix(rows, g_.vocabulary),
+                          projections = stream_.matrix(lanes * g_.block, g_.rank),
                           values = stream_.matrix(lanes * slots, k), dense = stream_.matrix(lanes * slots, g_.rank);
   const MatrixView<Token> candidates{stream_.allocate<Token>(std::size_t(lanes) * slots * k), lanes * slots, k};
   ops::linear(stream_, normed, head_, logits);
   ops::linear(stream_, normed, selector_projection_, projections);
   for (int lane = 0; lane < lanes; ++lane) {
-    ops::top_k(stream_, logits.slice_rows(lane * g_.block + 1, slots), std::min(248000, g_.vocabulary), candidates.slice_rows(lane * slots, slots), values.slice_rows(lane * slots, slots));
+    ops::top_k(stream_, logits.slice_rows(lane * g_.block + 1, slots), std::min(248000, g_.vocabulary),
+               candidates.slice_rows(lane * slots, slots), values.slice_rows(lane * slots, slots));
     if (lanes > 1) {
-      stream_.note(cudaMemcpyAsync(dense.row(lane * slots), projections.row(lane * g_.block + 1), std::size_t(slots) * g_.rank * 4, cudaMemcpyDeviceToDevice, stream_.native()), "slots");
+      stream_.note(cudaMemcpyAsync(dense.row(lane * slots), projections.row(lane * g_.block + 1),
+                                   std::size_t(slots) * g_.rank * 4, cudaMemcpyDeviceToDevice, stream_.native()),
+                   "slots");
     }
   }
-  ops::GreedyWalk walk{selector_, candidates, values, lanes > 1 ? dense : projections.slice_rows(1, slots), lanes, slots, verify_tokens_};
+  ops::GreedyWalk walk{selector_, candidates, values,        lanes > 1 ? dense : projections.slice_rows(1, slots),
+                       lanes,     slots,      verify_tokens_};
   ops::selector_walk_greedy(stream_, walk);
 }
 
 void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> features) {
   const int count = lanes * rows;
-  const MatrixView<float> context = stream_.matrix(count, g_.hidden), k = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim),
+  const MatrixView<float> context = stream_.matrix(count, g_.hidden),
+                          k = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim),
                           v = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim);
   ops::linear(stream_, features, fc_, context);
   ops::rms_norm(stream_, context, norm_, 1e-6f, context);
@@ -297,7 +328,8 @@ void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> f
 void SyntheticModel::step(int lanes, int width) {
   const int rows = lanes * width;
   if (width > 1) draft_pass(lanes);
-  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden), logits = stream_.matrix(rows, g_.vocabulary);
+  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden),
+                          logits = stream_.matrix(rows, g_.vocabulary);
   const MatrixView<float> features = width > 1 ? stream_.matrix(rows, g_.taps * g_.hidden) : MatrixView<float>{};
   ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
   forward(x, normed, lanes, features);

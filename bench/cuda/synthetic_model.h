@@ -20,13 +20,15 @@ namespace splash::bench {
 struct Geometry {
   int layers = 64, hidden = 5120, inner = 17408, vocabulary = 248320;
   int query_heads = 24, kv_heads = 4, key_heads = 16, value_heads = 48;
-  int draft_layers = 5, draft_query_heads = 32, draft_kv_heads = 8, draft_dim = 128, window = 2048, taps = 5, rank = 256, block = 8;
+  int draft_layers = 5, draft_query_heads = 32, draft_kv_heads = 8, draft_dim = 128, window = 2048, taps = 5,
+      rank = 256, block = 8;
 };
 
 class SyntheticModel {
  public:
   // Weights for `layers` layers, lanes with room for `context` positions each.
-  static Result<std::unique_ptr<SyntheticModel>> make(cuda::Stream& stream, const Geometry& geometry, int lanes, int context);
+  static Result<std::unique_ptr<SyntheticModel>> make(cuda::Stream& stream, const Geometry& geometry, int lanes,
+                                                      int context);
 
   bool fold_norms = true;  // RMSNorm inside the linears around it
 
@@ -49,7 +51,8 @@ class SyntheticModel {
 
   // Resets the stream and binds the tables of the next recording; not while recording.
   void begin(int lanes, int rows, bool verify);
-  // Enqueues a step of `lanes` lanes x `width` rows at the placed position: draft (if width > 1), verify, accept, commit.
+  // Enqueues a step of `lanes` lanes x `width` rows at the placed position: draft (if width > 1), verify, accept,
+  // commit.
   void step(int lanes, int width);
   // Enqueues a pass of `rows` prompt rows of lane 0 (no head).
   void prefill(int rows);
@@ -105,12 +108,12 @@ class SyntheticModel {
   std::vector<ops::Segment> segments_;
   std::vector<std::vector<ops::DraftBlockSegment>> block_segments_;      // [draft layer][lane]
   std::vector<std::vector<ops::DraftContextSegment>> context_segments_;  // [draft layer][lane]
-  Token* draft_tokens_ = nullptr;   // [lanes][block]: anchor, masks
-  Token* verify_tokens_ = nullptr;  // [lanes][block]
+  Token* draft_tokens_ = nullptr;                                        // [lanes][block]: anchor, masks
+  Token* verify_tokens_ = nullptr;                                       // [lanes][block]
   static constexpr int max_rows = 4096;
   std::vector<Token> token_names_ = std::vector<Token>(2 * max_rows);  // host stand-ins for bind(): draft, verify
-  ops::DraftBlockSegment* block_tables_ = nullptr;      // [draft layer][lane]
-  ops::DraftContextSegment* context_tables_ = nullptr;  // [draft layer][lane]
+  ops::DraftBlockSegment* block_tables_ = nullptr;                     // [draft layer][lane]
+  ops::DraftContextSegment* context_tables_ = nullptr;                 // [draft layer][lane]
   int* results_ = nullptr;
 };
 

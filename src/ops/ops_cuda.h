@@ -1,5 +1,5 @@
-// Every op on cuda::Stream. A file that instantiates the model for CUDA includes this first: the templates in models/ name
-// ops::linear and the like with their namespace, so only overloads declared before the template are found.
+// Every op on cuda::Stream. A file that instantiates the model for CUDA includes this first: the templates in models/
+// name ops::linear and the like with their namespace, so only overloads declared before the template are found.
 #pragma once
 
 #include "ops/attention/attention_cuda.h"

@@ -18,7 +18,8 @@ struct Grid {
 };
 
 template <class... Parameters, class... Arguments>
-void launch(Stream& stream, const char* name, const Grid& grid, void (*kernel)(Parameters...), Arguments&&... arguments) {
+void launch(Stream& stream, const char* name, const Grid& grid, void (*kernel)(Parameters...),
+            Arguments&&... arguments) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
   cudaLaunchConfig_t config{};
   config.gridDim = grid.blocks;

@@ -25,7 +25,8 @@ __device__ __forceinline__ void load_columns(const MatrixView<T>& matrix, int ro
   for (int i = 0; i < 8; ++i) values[i] = column + i < matrix.cols ? from[i] : 0.0f;
 }
 
-__device__ __forceinline__ void store_columns(const MatrixView<float>& matrix, int row, int column, const float (&values)[8]) {
+__device__ __forceinline__ void store_columns(const MatrixView<float>& matrix, int row, int column,
+                                              const float (&values)[8]) {
   float* to = row_of(matrix, row) + column;
   if (column + 8 <= matrix.cols && (reinterpret_cast<std::uintptr_t>(to) & 15) == 0) {
     reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);

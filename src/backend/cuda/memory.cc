@@ -9,8 +9,8 @@ Result<Buffer<kind>> Buffer<kind>::allocate(std::size_t bytes) {
   Buffer buffer;
   if (bytes == 0) return buffer;
   void* data = nullptr;
-  const cudaError_t error = kind == MemoryKind::device ? cudaMalloc(&data, bytes)
-                                                       : cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
+  const cudaError_t error =
+      kind == MemoryKind::device ? cudaMalloc(&data, bytes) : cudaHostAlloc(&data, bytes, cudaHostAllocDefault);
   if (error != cudaSuccess) {
     cudaGetLastError();  // an allocation that failed leaves the device usable: forget the error
     std::size_t free_bytes = 0, total_bytes = 0;

@@ -10,8 +10,8 @@ namespace splash::cuda {
 __device__ __forceinline__ std::byte* panel_row(const Panel& panel, int row, int column) {
   const int tile = row / panel.row_tile, in_tile = row % panel.row_tile;
   return panel.data + tile * panel.tile_bytes() +
-         static_cast<std::int64_t>(column / Panel::group) * panel.group_bytes() +
-         in_tile / 8 * Panel::block_bytes + in_tile % 8 * 16;
+         static_cast<std::int64_t>(column / Panel::group) * panel.group_bytes() + in_tile / 8 * Panel::block_bytes +
+         in_tile % 8 * 16;
 }
 
 // Eight consecutive columns of one row, starting at `column` (a multiple of 8). A null panel is not written.
@@ -32,7 +32,8 @@ __device__ __forceinline__ void store_element(const Panel& panel, int row, int c
   if (!panel.data || row >= panel.rows) return;
   const int line = column % Panel::group / 8, e = column % 8;
   std::byte* at = panel_row(panel, row, column) + line / 4 * 512 + line % 4 * 4;
-  *reinterpret_cast<__nv_bfloat16*>(at + ((e & 1) * 2 + (e >> 2)) * 128 + (e >> 1 & 1) * 2) = __float2bfloat16_rn(value);
+  *reinterpret_cast<__nv_bfloat16*>(at + ((e & 1) * 2 + (e >> 2)) * 128 + (e >> 1 & 1) * 2) =
+      __float2bfloat16_rn(value);
 }
 
 }  // namespace splash::cuda

@@ -2,11 +2,11 @@
 // their activations; whoever produces a row of 64-column groups writes it on the side (panel.cuh).
 //
 // Rows lie in tiles of `row_tile` (8 .. 256), tile by tile; a tile holds, for each group of 64 columns, row_tile / 8
-// blocks of 1024 bytes. Rows past the end are never written: matrix units keep rows apart, so their garbage stays theirs.
-// A block is 8 rows x 64 columns as eight 128-byte core matrices (8 rows x 16 bytes: what ldmatrix and wgmma read).
-// The order of the 64 columns follows the weight tile, so that a thread's nibbles need no shuffle: column c of the group
-// is element e = c % 8 of line l = c / 8; it lies in core matrix (l / 4) * 4 + (e & 1) * 2 + (e >> 2), 16-bit lane
-// (l % 4) * 2 + ((e >> 1) & 1).
+// blocks of 1024 bytes. Rows past the end are never written: matrix units keep rows apart, so their garbage stays
+// theirs. A block is 8 rows x 64 columns as eight 128-byte core matrices (8 rows x 16 bytes: what ldmatrix and wgmma
+// read). The order of the 64 columns follows the weight tile, so that a thread's nibbles need no shuffle: column c of
+// the group is element e = c % 8 of line l = c / 8; it lies in core matrix (l / 4) * 4 + (e & 1) * 2 + (e >> 2), 16-bit
+// lane (l % 4) * 2 + ((e >> 1) & 1).
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct Panel {
   int rows = 0;
   int cols = 0;      // a multiple of 64
   int row_tile = 0;  // 8, 16, 32, 64, 128 or 256
-  // A panel of gain * x whose rows still lack the factor 1 / rms(x): sums of squares [parts][32 rows] that whoever multiplies
-  // the panel adds up (null: the panel is complete).
+  // A panel of gain * x whose rows still lack the factor 1 / rms(x): sums of squares [parts][32 rows] that whoever
+  // multiplies the panel adds up (null: the panel is complete).
   const float* squares = nullptr;
   int square_parts = 0;
   float norm_eps = 0;

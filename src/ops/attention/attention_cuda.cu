@@ -1,22 +1,22 @@
 #include <cmath>
 #include <numbers>
 
-#include "ops/attention/attention_cuda.cuh"
-
 #include "backend/cuda/launch.h"
+#include "ops/attention/attention_cuda.cuh"
 
 namespace splash::ops {
 namespace paged {
 namespace {
 
-// Grid: splits x (kv heads * tiles) x segments. Split s takes chunks s, s + splits, ...; with one split (prefill) chunks are
-// merged here, in shared memory, by the very steps of merge_kernel.
+// Grid: splits x (kv heads * tiles) x segments. Split s takes chunks s, s + splits, ...; with one split (prefill)
+// chunks are merged here, in shared memory, by the very steps of merge_kernel.
 template <int MT, bool alone>
 __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __grid_constant__ Arguments args) {
   constexpr int STAGES = 2;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<MT, STAGES>*>(memory);
-  float* merged = reinterpret_cast<float*>(memory + (sizeof(Shared<MT, STAGES>) + 127) / 128 * 128);  // [MT * 16][256], alone
+  float* merged =
+      reinterpret_cast<float*>(memory + (sizeof(Shared<MT, STAGES>) + 127) / 128 * 128);  // [MT * 16][256], alone
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) cuda::barrier_init(cuda::shared_address(&shared.full[i]), 1);
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
       }
     }
     __syncthreads();
-    const std::int64_t part = ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * max_chunks + chunk) * MT * 16;
+    const std::int64_t part =
+        ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * max_chunks + chunk) * MT * 16;
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
@@ -113,7 +114,8 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
             to.y = fmaf(to.y, keep, run.out[i][n][h * 2 + 1] * add);
           }
         } else {
-          if (warp == 0 && t == 0) *reinterpret_cast<float2*>(args.stats + (part + m) * 2) = make_float2(run.maximum[i][h], total);
+          if (warp == 0 && t == 0)
+            *reinterpret_cast<float2*>(args.stats + (part + m) * 2) = make_float2(run.maximum[i][h], total);
 #pragma unroll
           for (int n = 0; n < 8; ++n) {
             *reinterpret_cast<float2*>(args.partials + (part + m) * dim + warp * 64 + n * 8 + 2 * t) =
@@ -148,8 +150,8 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
   }
 }
 
-// Chunks in order, then the gate. A warp per query row, eight dims per lane. Grid: rows of a tile / 4 x (kv heads * tiles)
-// x segments.
+// Chunks in order, then the gate. A warp per query row, eight dims per lane. Grid: rows of a tile / 4 x (kv heads *
+// tiles) x segments.
 __global__ void __launch_bounds__(threads) merge_kernel(const __grid_constant__ Arguments args, int rows_per_tile) {
   cuda::begin_kernel();
   const SegmentEntry segment = args.segments[blockIdx.z];
@@ -160,7 +162,8 @@ __global__ void __launch_bounds__(threads) merge_kernel(const __grid_constant__ 
   if (m / group >= tile_rows || in_segment >= segment.rows) return;
   const int last = min(tile_index * tile_rows + tile_rows, segment.rows);
   const int chunks = chunks_for(segment.position + last);
-  const std::int64_t base = (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * max_chunks * rows_per_tile + m;
+  const std::int64_t base =
+      (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * max_chunks * rows_per_tile + m;
   float maximum = -INFINITY, sum = 0, out[8] = {};
 #pragma unroll 4
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -190,12 +193,15 @@ void run(cuda::Stream& stream, const Arguments& args, int segments, int splits) 
   if (splits == 1) {
     const std::size_t with_merge = bytes + MT * 16 * dim * sizeof(float);
     cuda::allow_shared(stream, chunk_kernel<MT, true>, with_merge);
-    cuda::launch(stream, "attention tiles", {dim3(1, pairs, segments), dim3(threads), with_merge}, chunk_kernel<MT, true>, args);
+    cuda::launch(stream, "attention tiles", {dim3(1, pairs, segments), dim3(threads), with_merge},
+                 chunk_kernel<MT, true>, args);
     return;
   }
   cuda::allow_shared(stream, chunk_kernel<MT, false>, bytes);
-  cuda::launch(stream, "attention chunks", {dim3(splits, pairs, segments), dim3(threads), bytes}, chunk_kernel<MT, false>, args);
-  cuda::launch(stream, "attention merge", {dim3(MT * 16 / warps, pairs, segments), dim3(threads)}, merge_kernel, args, MT * 16);
+  cuda::launch(stream, "attention chunks", {dim3(splits, pairs, segments), dim3(threads), bytes},
+               chunk_kernel<MT, false>, args);
+  cuda::launch(stream, "attention merge", {dim3(MT * 16 / warps, pairs, segments), dim3(threads)}, merge_kernel, args,
+               MT * 16);
 }
 
 }  // namespace
@@ -206,14 +212,27 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
                MatrixView<float> out) {
   namespace p = paged;
   const int group = geometry.query_heads / geometry.kv_heads;
-  SPLASH_CHECK(geometry.head_dim == p::dim && geometry.rotary_dim == 64 && group <= 8 && pool.geometry.format == KvFormat::int8,
-               "the CUDA kernel is for int8 pages, heads of 256 with 64 rotating and at most 8 query heads per kv head");
+  SPLASH_CHECK(
+      geometry.head_dim == p::dim && geometry.rotary_dim == 64 && group <= 8 && pool.geometry.format == KvFormat::int8,
+      "the CUDA kernel is for int8 pages, heads of 256 with 64 rotating and at most 8 query heads per kv head");
   int most_rows = 0;
   for (const Segment& segment : segments) most_rows = std::max(most_rows, segment.rows);
   const int count = static_cast<int>(segments.size());
-  p::Arguments args{geometry.query_heads, geometry.kv_heads, geometry.rms_eps, weights.q_norm.data(), weights.k_norm.data(),
-                    rows, out, stream.panel_to_fill(out), segment_table(stream, segments), pool.at(0, layer),
-                    pool.geometry.page_bytes(), nullptr, stream.partials(), nullptr, (most_rows + p::tile_rows - 1) / p::tile_rows,
+  p::Arguments args{geometry.query_heads,
+                    geometry.kv_heads,
+                    geometry.rms_eps,
+                    weights.q_norm.data(),
+                    weights.k_norm.data(),
+                    rows,
+                    out,
+                    stream.panel_to_fill(out),
+                    segment_table(stream, segments),
+                    pool.at(0, layer),
+                    pool.geometry.page_bytes(),
+                    nullptr,
+                    stream.partials(),
+                    nullptr,
+                    (most_rows + p::tile_rows - 1) / p::tile_rows,
                     {}};
   for (int i = 0; i < 32; ++i) {
     args.inverse_turns[i] = std::pow(geometry.rope_theta, -2.0 * i / geometry.rotary_dim) / (2 * std::numbers::pi);
@@ -221,8 +240,8 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
   args.queries = stream.allocate<__half>(static_cast<std::size_t>(out.rows) * geometry.query_heads * p::dim);
 
   const int heads = geometry.query_heads + 2 * geometry.kv_heads, matrix_tiles = (p::tile_rows * group + 15) / 16;
-  cuda::launch(stream, "attention prepare", {dim3((heads + p::warps - 1) / p::warps, most_rows, count), dim3(p::threads)},
-               p::prepare_kernel, args);
+  cuda::launch(stream, "attention prepare",
+               {dim3((heads + p::warps - 1) / p::warps, most_rows, count), dim3(p::threads)}, p::prepare_kernel, args);
   // Enough blocks for two per multiprocessor, if the partial sums of that many fit.
   const int units = geometry.kv_heads * args.tiles * count;
   const std::int64_t stats_floats = std::int64_t{units} * p::max_chunks * matrix_tiles * 16 * 2;
@@ -231,10 +250,14 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
   if ((partial_floats + stats_floats) * 4 > static_cast<std::int64_t>(stream.partials_bytes())) splits = 1;
   args.stats = args.partials + partial_floats;
   switch (matrix_tiles) {
-    case 1: return p::run<1>(stream, args, count, splits);
-    case 2: return p::run<2>(stream, args, count, splits);
-    case 3: return p::run<3>(stream, args, count, splits);
-    default: return p::run<4>(stream, args, count, splits);
+    case 1:
+      return p::run<1>(stream, args, count, splits);
+    case 2:
+      return p::run<2>(stream, args, count, splits);
+    case 3:
+      return p::run<3>(stream, args, count, splits);
+    default:
+      return p::run<4>(stream, args, count, splits);
   }
 }
 

@@ -7,18 +7,18 @@
 namespace splash::ops::paged {
 
 constexpr int dim = 256;
-constexpr int page = link::page_tokens;            // 32 positions
+constexpr int page = link::page_tokens;                    // 32 positions
 constexpr int page_bytes = 2 * page * dim + 2 * page * 4;  // of one key-value head in one layer
 constexpr int values_offset = page * dim;
 constexpr int key_scales_offset = 2 * page * dim;
 constexpr int value_scales_offset = key_scales_offset + page * 4;
-constexpr int block = 2 * page;                    // positions per pass of the inner loop
-constexpr int tile_rows = 8;                       // rows of a segment that share a block's keys
+constexpr int block = 2 * page;  // positions per pass of the inner loop
+constexpr int tile_rows = 8;     // rows of a segment that share a block's keys
 constexpr int warps = 4;
 constexpr int threads = warps * 32;
 
-// Chunks of absolute positions: short ones first, so that a short context already fills the chip; long ones later, so that
-// partial sums stay small against the pages. At most 120 up to 262,144 positions.
+// Chunks of absolute positions: short ones first, so that a short context already fills the chip; long ones later, so
+// that partial sums stay small against the pages. At most 120 up to 262,144 positions.
 constexpr int max_chunks = 120;
 __host__ __device__ constexpr int chunk_begin(int chunk) {
   if (chunk < 16) return chunk * 128;
@@ -42,21 +42,23 @@ struct Arguments {
   MatrixView<float> out;
   cuda::Panel panel;
   const SegmentEntry* segments;
-  std::byte* pool;            // this layer's part of page 0
-  std::int64_t page_stride;   // bytes between pages
-  __half* queries;            // [rows][query_heads][256], normed, rotated, times log2(e) / 16
-  float* partials;            // [tile][kv head][chunk][row of the tile][256], then sums and maxima
-  float* stats;               // [tile][kv head][chunk][row of the tile][2]: maximum, sum
-  int tiles;                  // per segment
+  std::byte* pool;           // this layer's part of page 0
+  std::int64_t page_stride;  // bytes between pages
+  __half* queries;           // [rows][query_heads][256], normed, rotated, times log2(e) / 16
+  float* partials;           // [tile][kv head][chunk][row of the tile][256], then sums and maxima
+  float* stats;              // [tile][kv head][chunk][row of the tile][2]: maximum, sum
+  int tiles;                 // per segment
   double inverse_turns[32];  // frequency / (2 pi)
 };
 
-__device__ __forceinline__ std::uint8_t* page_at(const Arguments& args, const SegmentEntry& segment, int page_index, int head) {
+__device__ __forceinline__ std::uint8_t* page_at(const Arguments& args, const SegmentEntry& segment, int page_index,
+                                                 int head) {
   return reinterpret_cast<std::uint8_t*>(args.pool) + segment.pages[page_index] * args.page_stride + head * page_bytes;
 }
 
 // One warp, one head of one row: eight consecutive dims per lane. RMSNorm, then rotation of the first 64 dims.
-__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float* gain, int position, int lane, float (&x)[8]) {
+__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float* gain, int position, int lane,
+                                                float (&x)[8]) {
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
     uint4 packed;
     packed.x = cuda::pack_fp16(x[0] * factor, x[1] * factor), packed.y = cuda::pack_fp16(x[2] * factor, x[3] * factor);
     packed.z = cuda::pack_fp16(x[4] * factor, x[5] * factor), packed.w = cuda::pack_fp16(x[6] * factor, x[7] * factor);
-    *reinterpret_cast<uint4*>(args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim + lane * 8) = packed;
+    *reinterpret_cast<uint4*>(args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim +
+                              lane * 8) = packed;
     return;
   }
   const bool is_value = head >= args.query_heads + args.kv_heads;
@@ -124,7 +127,8 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
     std::uint32_t words[2];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 | static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
+      words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 |
+                 static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
     }
     const int unit = lane / 2 ^ (in_page & 1) << 2;
     *reinterpret_cast<uint2*>(to + in_page * dim + unit * 16 + lane % 2 * 8) = make_uint2(words[0], words[1]);
@@ -173,7 +177,7 @@ struct Tile {
 template <int MT>
 struct Running {
   float maximum[MT][2];
-  float sum[MT][2];  // this thread's share within a chunk
+  float sum[MT][2];     // this thread's share within a chunk
   float out[MT][8][4];  // dims warp * 64 + 8 n + 2t, + 1
 };
 
@@ -192,23 +196,26 @@ __device__ __forceinline__ void load_queries(const Arguments& args, const Segmen
     const int m0 = i * 16 + g, m1 = m0 + 8;
     auto at = [&](int m) {
       const std::int64_t row = segment.first_row + tile.first + tile.row(m);
-      return reinterpret_cast<const uint2*>(args.queries + (row * args.query_heads + tile.kv_head * tile.group + m % tile.group) * dim + d);
+      return reinterpret_cast<const uint2*>(
+          args.queries + (row * args.query_heads + tile.kv_head * tile.group + m % tile.group) * dim + d);
     };
     low[j] = tile.valid(m0) ? *at(m0) : make_uint2(0, 0);
     high[j] = tile.valid(m1) ? *at(m1) : make_uint2(0, 0);
   }
 #pragma unroll
   for (int j = 0; j < each; ++j) {
-    shared.queries[j * warps / 16][(j * warps + threadIdx.x / 32) % 16][lane] = make_uint4(low[j].x, high[j].x, low[j].y, high[j].y);
+    shared.queries[j * warps / 16][(j * warps + threadIdx.x / 32) % 16][lane] =
+        make_uint4(low[j].x, high[j].x, low[j].y, high[j].y);
   }
 }
 
 // Weights of one block of 64 positions: scores against this warp's 16 keys, maxima over the block, weights to shared
-// memory as fp16 with the value scale inside: w = 2^(s + log2(scale) - maximum) <= 1, so fp16 never overflows and a tiny
-// scale never underflows; the denominator sums 2^(s - maximum).
+// memory as fp16 with the value scale inside: w = 2^(s + log2(scale) - maximum) <= 1, so fp16 never overflows and a
+// tiny scale never underflows; the denominator sums 2^(s - maximum).
 template <int MT, int STAGES>
-__device__ __forceinline__ void weigh_block(const Tile& tile, int position, const std::uint8_t* pages, Shared<MT, STAGES>& shared,
-                                            int warp, int lane, Running<MT>& run, float (&factors)[MT][2]) {
+__device__ __forceinline__ void weigh_block(const Tile& tile, int position, const std::uint8_t* pages,
+                                            Shared<MT, STAGES>& shared, int warp, int lane, Running<MT>& run,
+                                            float (&factors)[MT][2]) {
   const int g = lane / 4, t = lane % 4, in_page = warp % 2 * 16;
   const std::uint8_t* keys = pages + warp / 2 * page_bytes;
   float scores[MT][2][4] = {};
@@ -224,7 +231,8 @@ __device__ __forceinline__ void weigh_block(const Tile& tile, int position, cons
     for (int u = 0; u < 4; ++u) {
       std::uint32_t b[2][2];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) codes_to_fp16(u == 0 ? words[n].x : u == 1 ? words[n].y : u == 2 ? words[n].z : words[n].w, b[n]);
+      for (int n = 0; n < 2; ++n)
+        codes_to_fp16(u == 0 ? words[n].x : u == 1 ? words[n].y : u == 2 ? words[n].z : words[n].w, b[n]);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
         const uint4 a = shared.queries[i][s * 4 + u][lane];
@@ -290,8 +298,10 @@ __device__ __forceinline__ void weigh_block(const Tile& tile, int position, cons
           w[c] = score == -INFINITY ? 0.0f : exp2_fast(score + value_logs[n][c] - top);
           sum += power(score, top);
         }
-        // Position 8 t' + 4 u + 2 pair + low bit of a page is thread t' of step u: t' = 2 (warp % 2) + n, u = t / 2, pair = t % 2.
-        reinterpret_cast<std::uint32_t*>(&shared.weights[i][warp / 2 * 2 + t / 2][g * 4 + warp % 2 * 2 + n])[t % 2 * 2 + h] =
+        // Position 8 t' + 4 u + 2 pair + low bit of a page is thread t' of step u: t' = 2 (warp % 2) + n, u = t / 2,
+        // pair = t % 2.
+        reinterpret_cast<std::uint32_t*>(
+            &shared.weights[i][warp / 2 * 2 + t / 2][g * 4 + warp % 2 * 2 + n])[t % 2 * 2 + h] =
             cuda::pack_fp16(w[0], w[1]);
       }
       run.sum[i][h] = sum;
@@ -302,8 +312,8 @@ __device__ __forceinline__ void weigh_block(const Tile& tile, int position, cons
 
 // out = out * factor + weights * values, this warp's 64 dims.
 template <int MT, int STAGES>
-__device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shared<MT, STAGES>& shared, int warp, int lane,
-                                           const float (&factors)[MT][2], Running<MT>& run) {
+__device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shared<MT, STAGES>& shared, int warp,
+                                           int lane, const float (&factors)[MT][2], Running<MT>& run) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
@@ -318,14 +328,16 @@ __device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shar
     uint4 a[MT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i][0] = shared.weights[i][p * 2][lane], a[i][1] = shared.weights[i][p * 2 + 1][lane];
-    // Several groups of dims at a time: eight or more independent sums, so that a product never waits for the one before it.
+    // Several groups of dims at a time: eight or more independent sums, so that a product never waits for the one
+    // before it.
     constexpr int together = MT > 3 ? 2 : 4;
 #pragma unroll
     for (int first = 0; first < 8; first += together) {
       uint2 words[together];
 #pragma unroll
       for (int n = 0; n < together; ++n) {
-        words[n] = *reinterpret_cast<const uint2*>(pages + p * page_bytes + values_offset + (warp * 64 + (first + n) * 8 + g) * page + t * 8);
+        words[n] = *reinterpret_cast<const uint2*>(pages + p * page_bytes + values_offset +
+                                                   (warp * 64 + (first + n) * 8 + g) * page + t * 8);
       }
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
@@ -334,7 +346,8 @@ __device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shar
           std::uint32_t b[2];
           codes_to_fp16(u == 0 ? words[n].x : words[n].y, b);
 #pragma unroll
-          for (int i = 0; i < MT; ++i) cuda::mma_fp16(run.out[i][first + n], a[i][u].x, a[i][u].y, a[i][u].z, a[i][u].w, b[0], b[1]);
+          for (int i = 0; i < MT; ++i)
+            cuda::mma_fp16(run.out[i][first + n], a[i][u].x, a[i][u].y, a[i][u].z, a[i][u].w, b[0], b[1]);
         }
       }
     }
@@ -342,7 +355,8 @@ __device__ __forceinline__ void add_values(const std::uint8_t* pages, const Shar
 }
 
 // One step of the ordered merge, the same wherever it runs: (maximum, sum, out) <- with a chunk's.
-__device__ __forceinline__ void merge_factors(float& maximum, float& sum, float chunk_maximum, float chunk_sum, float& keep, float& add) {
+__device__ __forceinline__ void merge_factors(float& maximum, float& sum, float chunk_maximum, float chunk_sum,
+                                              float& keep, float& add) {
   const float top = fmaxf(maximum, chunk_maximum);
   keep = power(maximum, top), add = power(chunk_maximum, top);
   sum = fmaf(sum, keep, chunk_sum * add);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "backend/cuda/testing.h"
 #include "ops/rotary_ref.h"
+#include "ops/testing_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -26,7 +26,8 @@ struct Lanes {
   int pages;
   std::vector<HostLane> lanes;
 
-  Lanes(int query_heads, int kv_heads, int page_count, int lane_count) : numbers(query_heads * 7 + kv_heads), pages(page_count), lanes(lane_count) {
+  Lanes(int query_heads, int kv_heads, int page_count, int lane_count)
+      : numbers(query_heads * 7 + kv_heads), pages(page_count), lanes(lane_count) {
     g.query_heads = query_heads, g.kv_heads = kv_heads;
     q_norm = numbers.normals(256), k_norm = numbers.normals(256);
     pool.geometry = {KvFormat::int8, 2, kv_heads, 256};
@@ -59,7 +60,8 @@ struct Lanes {
       rows += part.rows;
     }
     const std::vector<float> q = numbers.normals(std::size_t(rows) * g.query_heads * 2 * d);
-    std::vector<float> k = numbers.normals(std::size_t(rows) * g.kv_heads * d), v = numbers.normals(std::size_t(rows) * g.kv_heads * d);
+    std::vector<float> k = numbers.normals(std::size_t(rows) * g.kv_heads * d),
+                       v = numbers.normals(std::size_t(rows) * g.kv_heads * d);
     for (int r = 0; r < rows; r += 3) {  // value rows of very different size: some tiny, some zero
       const float scale = r % 2 ? 1e-4f : r % 9 == 0 ? 0.0f : 30.0f;
       for (int i = 0; i < g.kv_heads * d; ++i) v[std::size_t(r) * g.kv_heads * d + i] *= scale;
@@ -68,7 +70,8 @@ struct Lanes {
     const MatrixView<float> out = memory.matrix(rows, g.query_heads * d);
     const AttentionWeights weights{memory.vector(q_norm), memory.vector(k_norm)};
     attention(stream(), g, weights,
-              {memory.matrix(q, rows, g.query_heads * 2 * d), memory.matrix(k, rows, g.kv_heads * d), memory.matrix(v, rows, g.kv_heads * d)},
+              {memory.matrix(q, rows, g.query_heads * 2 * d), memory.matrix(k, rows, g.kv_heads * d),
+               memory.matrix(v, rows, g.kv_heads * d)},
               segments, pool, 1, out);
     const std::vector<float> got = download(out);
     std::vector<float> checked, want, head(d);
@@ -147,11 +150,13 @@ TEST(AttentionCuda, CutsChangeNoBit) {
   const std::vector<float> q_norm = numbers.normals(d), k_norm = numbers.normals(d);
   const AttentionWeights weights{memory.vector(q_norm), memory.vector(k_norm)};
   const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(rows) * 6 * 2 * d), rows, 12 * d),
-                          k = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d), v = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d);
+                          k = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d),
+                          v = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d);
   KvPool pool;
   pool.geometry = {KvFormat::int8, 1, 1, 256};
   std::vector<float> want;
-  for (const std::vector<int>& cut : std::vector<std::vector<int>>{{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
+  for (const std::vector<int>& cut :
+       std::vector<std::vector<int>>{{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
     pool.base = memory.empty<std::byte>(static_cast<std::size_t>(pool.geometry.page_bytes() * 14));
     std::vector<PageId> pages(14);
     std::iota(pages.rbegin(), pages.rend(), 0);
@@ -160,8 +165,9 @@ TEST(AttentionCuda, CutsChangeNoBit) {
     for (const int count : cut) {
       stream().reset();
       const Segment segment{0, 0, count, first, pages};
-      attention(stream(), g, weights, {q.slice_rows(first, count), k.slice_rows(first, count), v.slice_rows(first, count)}, std::span(&segment, 1),
-                pool, 0, out.slice_rows(first, count));
+      attention(stream(), g, weights,
+                {q.slice_rows(first, count), k.slice_rows(first, count), v.slice_rows(first, count)},
+                std::span(&segment, 1), pool, 0, out.slice_rows(first, count));
       first += count;
     }
     const std::vector<float> got = download(out);

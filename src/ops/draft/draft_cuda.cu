@@ -1,11 +1,10 @@
-#include "ops/draft/draft_cuda.h"
-
 #include <cmath>
 #include <numbers>
 #include <vector>
 
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
+#include "ops/draft/draft_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -43,8 +42,8 @@ struct Rotary {
 };
 
 // One warp, one head: RMSNorm and full rotation in place in shared memory.
-__device__ __forceinline__ void norm_and_rotate(const Rotary& rotary, const float* from, const float* gain, int position,
-                                                float* to) {
+__device__ __forceinline__ void norm_and_rotate(const Rotary& rotary, const float* from, const float* gain,
+                                                int position, float* to) {
   const int lane = threadIdx.x % 32, dim = rotary.head_dim, half = dim / 2;
   float squares = 0;
   for (int i = lane; i < dim; i += 32) squares = fmaf(from[i], from[i], squares);
@@ -62,8 +61,9 @@ __device__ __forceinline__ void norm_and_rotate(const Rotary& rotary, const floa
 }
 
 // Grid: rows of a segment x kv heads x segments; one warp.
-__global__ void draft_context_kernel(const __grid_constant__ Rotary rotary, const float* k_norm, MatrixView<const float> k,
-                                     MatrixView<const float> v, const DraftContextSegment* segments, int kv_heads) {
+__global__ void draft_context_kernel(const __grid_constant__ Rotary rotary, const float* k_norm,
+                                     MatrixView<const float> k, MatrixView<const float> v,
+                                     const DraftContextSegment* segments, int kv_heads) {
   cuda::begin_kernel();
   const DraftContextSegment segment = segments[blockIdx.z];
   const int i = blockIdx.x, head = blockIdx.y, dim = rotary.head_dim;
@@ -74,8 +74,8 @@ __global__ void draft_context_kernel(const __grid_constant__ Rotary rotary, cons
   for (int d = threadIdx.x; d < dim; d += 32) segment.ring.values[slot + d] = cuda::row_of(v, row)[head * dim + d];
 }
 
-constexpr int chunk_keys = 64;      // positions of a chunk; the block itself is the last chunk
-constexpr int query_rows = 32;      // at most, per kv head
+constexpr int chunk_keys = 64;  // positions of a chunk; the block itself is the last chunk
+constexpr int query_rows = 32;  // at most, per kv head
 constexpr int attention_threads = 128;
 
 struct DraftArguments {
@@ -108,7 +108,8 @@ struct Head {
 
   __device__ __forceinline__ void load(const float* from) {
 #pragma unroll
-    for (int j = 0; j < pairs; ++j) low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
+    for (int j = 0; j < pairs; ++j)
+      low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
   }
   // RMSNorm and rotation, as norm_and_rotate.
   __device__ __forceinline__ void finish(const Rotary& rotary, const float* gain, int position, float* to) const {
@@ -164,10 +165,12 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   // A thread per key requests its rows; the queries are made meanwhile.
   if (static_cast<int>(threadIdx.x) < count) {
     const int key = threadIdx.x;
-    const std::int64_t slot = (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
+    const std::int64_t slot =
+        (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
     if (!own) cuda::bulk_copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full);
     cuda::bulk_copy(cuda::shared_address(shared.v[key]),
-                    own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot, dim * 4, full);
+                    own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot,
+                    dim * 4, full);
   }
   constexpr int each = query_rows / (attention_threads / 32);
   Head<dim> heads[each];
@@ -203,12 +206,14 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        scores[i][j] = fmaf(q[i].x, k[j].x, fmaf(q[i].y, k[j].y, fmaf(q[i].z, k[j].z, fmaf(q[i].w, k[j].w, scores[i][j]))));
+        scores[i][j] =
+            fmaf(q[i].x, k[j].x, fmaf(q[i].y, k[j].y, fmaf(q[i].z, k[j].z, fmaf(q[i].w, k[j].w, scores[i][j]))));
       }
     }
   }
   const float scale = rsqrtf(static_cast<float>(dim));
-  const std::int64_t part = ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + chunk) * query_rows;
+  const std::int64_t part =
+      ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + chunk) * query_rows;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int m = r + 8 * i, position = segment.position + m / group;
@@ -249,7 +254,8 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
     }
   }
 #pragma unroll
-  for (int i = 0; i < rows_each; ++i) *reinterpret_cast<float4*>(args.partials + (part + first + i * row_step) * dim + d) = sums[i];
+  for (int i = 0; i < rows_each; ++i)
+    *reinterpret_cast<float4*>(args.partials + (part + first + i * row_step) * dim + d) = sums[i];
 }
 
 // Chunks in order. A block of dim / 8 threads per query row. Grid: query rows x kv heads x segments.
@@ -258,7 +264,8 @@ __global__ void draft_merge_kernel(const __grid_constant__ DraftArguments args) 
   cuda::begin_kernel();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
   const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, column = threadIdx.x * 8;
-  const std::int64_t base = (static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks * query_rows + m;
+  const std::int64_t base =
+      (static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks * query_rows + m;
   const int chunks = context_chunks(args, segment) + 1;
   float maximum = -INFINITY, sum = 0, out[8] = {};
 #pragma unroll 4
@@ -269,7 +276,8 @@ __global__ void draft_merge_kernel(const __grid_constant__ DraftArguments args) 
     const float4 high = *reinterpret_cast<const float4*>(args.partials + part * dim + column + 4);
     const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     const float top = fmaxf(maximum, stats.x);
-    const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top), add = stats.x == -INFINITY ? 0.0f : expf(stats.x - top);
+    const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top),
+                add = stats.x == -INFINITY ? 0.0f : expf(stats.x - top);
     sum = fmaf(sum, keep, stats.y * add);
     maximum = top;
 #pragma unroll
@@ -283,7 +291,8 @@ __global__ void draft_merge_kernel(const __grid_constant__ DraftArguments args) 
 }
 
 Rotary rotary_of(const DraftAttentionGeometry& geometry) {
-  SPLASH_CHECK(geometry.head_dim == 64 || geometry.head_dim == 128, "draft heads of {} have no CUDA kernel", geometry.head_dim);
+  SPLASH_CHECK(geometry.head_dim == 64 || geometry.head_dim == 128, "draft heads of {} have no CUDA kernel",
+               geometry.head_dim);
   Rotary rotary{geometry.head_dim, geometry.rms_eps, {}};
   for (int i = 0; i < geometry.head_dim / 2; ++i) {
     rotary.inverse_turns[i] = std::pow(geometry.rope_theta, -2.0 * i / geometry.head_dim) / (2 * std::numbers::pi);
@@ -298,7 +307,8 @@ void run_attention(cuda::Stream& stream, const DraftArguments& args, int segment
                {dim3(args.max_chunks, args.kv_heads, segments), dim3(attention_threads), sizeof(DraftShared<dim>)},
                draft_chunk_kernel<dim>, args);
   const int rows = args.block * args.query_heads / args.kv_heads;
-  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(dim / 8)}, draft_merge_kernel<dim>, args);
+  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(dim / 8)},
+               draft_merge_kernel<dim>, args);
 }
 
 }  // namespace
@@ -308,16 +318,18 @@ void block_conv(cuda::Stream& stream, const BlockConv& conv, MatrixView<const fl
   SPLASH_CHECK(y.cols % 8 == 0 && conv.group % 8 == 0 && y.rows % conv.block == 0 && out.cols == y.cols);
   const cuda::Panel panel = stream.panel_to_fill(out);
   const int threads = y.rows * (y.cols / 8);
-  cuda::launch(stream, "block_conv", {dim3((threads + 127) / 128), dim3(128)}, block_conv_kernel, conv.base.data(), y.cols,
-               conv.group, conv.stage, conv.block, coefficients, y, int{accumulate}, out, panel);
+  cuda::launch(stream, "block_conv", {dim3((threads + 127) / 128), dim3(128)}, block_conv_kernel, conv.base.data(),
+               y.cols, conv.group, conv.stage, conv.block, coefficients, y, int{accumulate}, out, panel);
 }
 
 void draft_context(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> k_norm,
-                   MatrixView<const float> k, MatrixView<const float> v, std::span<const DraftContextSegment> segments) {
+                   MatrixView<const float> k, MatrixView<const float> v,
+                   std::span<const DraftContextSegment> segments) {
   int most_rows = 0;
   for (const DraftContextSegment& segment : segments) most_rows = std::max(most_rows, segment.rows);
-  cuda::launch(stream, "draft_context", {dim3(most_rows, geometry.kv_heads, segments.size()), dim3(32)}, draft_context_kernel,
-               rotary_of(geometry), k_norm.data(), k, v, stream.table(segments.data(), segments.size()), geometry.kv_heads);
+  cuda::launch(stream, "draft_context", {dim3(most_rows, geometry.kv_heads, segments.size()), dim3(32)},
+               draft_context_kernel, rotary_of(geometry), k_norm.data(), k, v,
+               stream.table(segments.data(), segments.size()), geometry.kv_heads);
 }
 
 void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,
@@ -325,9 +337,22 @@ void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometr
                      MatrixView<const float> v, int block, std::span<const DraftBlockSegment> segments,
                      MatrixView<float> out) {
   SPLASH_CHECK(block * geometry.query_heads / geometry.kv_heads <= query_rows);
-  DraftArguments args{rotary_of(geometry), geometry.query_heads, geometry.kv_heads, block, geometry.window, 0, q_norm.data(),
-                      k_norm.data(), q, k, v, out, stream.panel_to_fill(out), stream.table(segments.data(), segments.size()),
-                      stream.partials(), nullptr};
+  DraftArguments args{rotary_of(geometry),
+                      geometry.query_heads,
+                      geometry.kv_heads,
+                      block,
+                      geometry.window,
+                      0,
+                      q_norm.data(),
+                      k_norm.data(),
+                      q,
+                      k,
+                      v,
+                      out,
+                      stream.panel_to_fill(out),
+                      stream.table(segments.data(), segments.size()),
+                      stream.partials(),
+                      nullptr};
   int reach = 0;
   for (const DraftBlockSegment& segment : segments) reach = std::max(reach, segment.ring.capacity);
   if (geometry.window > 0) reach = std::min(reach, geometry.window);

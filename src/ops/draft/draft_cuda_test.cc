@@ -1,7 +1,7 @@
 #include "ops/draft/draft_cuda.h"
 
-#include "backend/cuda/testing.h"
 #include "ops/sampling/sampling_cuda.h"
+#include "ops/testing_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -14,14 +14,17 @@ TEST(DraftCuda, BlockConv) {
   ref::Stream ref;
   const int hidden = 256, rows = 16;
   const std::vector<float> base = numbers.normals(4 * hidden), p = numbers.normals(std::size_t(rows) * 4 * hidden / 16),
-                           y = numbers.normals(std::size_t(rows) * hidden), residual = numbers.normals(std::size_t(rows) * hidden);
+                           y = numbers.normals(std::size_t(rows) * hidden),
+                           residual = numbers.normals(std::size_t(rows) * hidden);
   const std::span<const float> device_base = memory.vector(base);
   for (const int stage : {0, 1}) {
     stream().reset();
     std::vector<float> want = residual;
-    block_conv(ref, {base, 16, stage, 8}, {p.data(), rows, hidden / 4}, {y.data(), rows, hidden}, stage == 1, {want.data(), rows, hidden});
+    block_conv(ref, {base, 16, stage, 8}, {p.data(), rows, hidden / 4}, {y.data(), rows, hidden}, stage == 1,
+               {want.data(), rows, hidden});
     const MatrixView<float> out = memory.matrix(residual, rows, hidden);
-    block_conv(stream(), {device_base, 16, stage, 8}, memory.matrix(p, rows, hidden / 4), memory.matrix(y, rows, hidden), stage == 1, out);
+    block_conv(stream(), {device_base, 16, stage, 8}, memory.matrix(p, rows, hidden / 4),
+               memory.matrix(y, rows, hidden), stage == 1, out);
     expect_close("block_conv", download(out), want, 1e-6);
   }
 }
@@ -42,22 +45,26 @@ void run_attention(int dim, int query_heads, int kv_heads, int window, int capac
     if (window == 0 && position + context > capacity) continue;  // full attention: the ring holds the whole context
     stream().reset();
     if (context > 0) {
-      const std::vector<float> k = numbers.normals(std::size_t(context) * width), v = numbers.normals(std::size_t(context) * width);
+      const std::vector<float> k = numbers.normals(std::size_t(context) * width),
+                               v = numbers.normals(std::size_t(context) * width);
       const DraftContextSegment on_host{0, context, position, host}, on_device{0, context, position, device};
       draft_context(ref, g, k_norm, {k.data(), context, width}, {v.data(), context, width}, std::span(&on_host, 1));
-      draft_context(stream(), g, dk_norm, memory.matrix(k, context, width), memory.matrix(v, context, width), std::span(&on_device, 1));
+      draft_context(stream(), g, dk_norm, memory.matrix(k, context, width), memory.matrix(v, context, width),
+                    std::span(&on_device, 1));
       position += context;
       expect_close("ring keys", download(device.keys, keys.size()), keys, 1e-5);
     }
-    const std::vector<float> q = numbers.normals(std::size_t(block) * query_heads * dim), k = numbers.normals(std::size_t(block) * width),
+    const std::vector<float> q = numbers.normals(std::size_t(block) * query_heads * dim),
+                             k = numbers.normals(std::size_t(block) * width),
                              v = numbers.normals(std::size_t(block) * width);
     std::vector<float> want(std::size_t(block) * query_heads * dim);
     const DraftBlockSegment on_host{0, position, host}, on_device{0, position, device};
-    draft_attention(ref, g, q_norm, k_norm, {q.data(), block, query_heads * dim}, {k.data(), block, width}, {v.data(), block, width}, block,
-                    std::span(&on_host, 1), {want.data(), block, query_heads * dim});
+    draft_attention(ref, g, q_norm, k_norm, {q.data(), block, query_heads * dim}, {k.data(), block, width},
+                    {v.data(), block, width}, block, std::span(&on_host, 1), {want.data(), block, query_heads * dim});
     const MatrixView<float> out = memory.matrix(block, query_heads * dim);
-    draft_attention(stream(), g, dq_norm, dk_norm, memory.matrix(q, block, query_heads * dim), memory.matrix(k, block, width),
-                    memory.matrix(v, block, width), block, std::span(&on_device, 1), out);
+    draft_attention(stream(), g, dq_norm, dk_norm, memory.matrix(q, block, query_heads * dim),
+                    memory.matrix(k, block, width), memory.matrix(v, block, width), block, std::span(&on_device, 1),
+                    out);
     expect_close("draft attention", download(out), want, 2e-5);
   }
 }
@@ -69,7 +76,8 @@ TEST(DraftCuda, TopK) {
   Numbers numbers(53);
   Memory memory;
   ref::Stream ref;
-  for (const auto [vocabulary, limit, k] : {std::array{1024, 1000, 16}, std::array{40, 40, 16}, std::array{24832, 24832, 1}, std::array{9000, 8999, 32}}) {
+  for (const auto [vocabulary, limit, k] :
+       {std::array{1024, 1000, 16}, std::array{40, 40, 16}, std::array{24832, 24832, 1}, std::array{9000, 8999, 32}}) {
     stream().reset();
     const int rows = 5;
     std::vector<float> logits = numbers.normals(std::size_t(rows) * vocabulary);
@@ -94,8 +102,8 @@ TEST(DraftCuda, WalkAndAccept) {
   Memory memory;
   stream().reset();
   const int lanes = 3, slots = 7, k = 16, rank = 64, vocabulary = 200;
-  const std::vector<float> a = numbers.normals(vocabulary * rank), b = numbers.normals(vocabulary * rank), g = numbers.normals(lanes * slots * rank),
-                           values = numbers.normals(lanes * slots * k);
+  const std::vector<float> a = numbers.normals(vocabulary * rank), b = numbers.normals(vocabulary * rank),
+                           g = numbers.normals(lanes * slots * rank), values = numbers.normals(lanes * slots * k);
   std::vector<Token> candidates, anchors = {5, 17, 60}, tokens(lanes * (slots + 1), -1);
   for (int row = 0; row < lanes * slots; ++row) {
     const int first = numbers.below(vocabulary - k);
@@ -106,13 +114,15 @@ TEST(DraftCuda, WalkAndAccept) {
   std::vector<Token> chosen, want, kept_want;
   for (int lane = 0; lane < lanes; ++lane) {
     std::vector<Proposal> proposals;
-    selector_walk({host_a, host_b}, {candidates.data() + lane * slots * k, slots, k}, {values.data() + lane * slots * k, slots, k},
-                  {g.data() + lane * slots * rank, slots, rank}, anchors[lane], {.temperature = 0}, 0, proposals);
+    selector_walk({host_a, host_b}, {candidates.data() + lane * slots * k, slots, k},
+                  {values.data() + lane * slots * k, slots, k}, {g.data() + lane * slots * rank, slots, rank},
+                  anchors[lane], {.temperature = 0}, 0, proposals);
     tokens[lane * (slots + 1)] = anchors[lane];
     const int accepted = lane * 3 + 1;  // 1, 4, 7
     want.push_back(anchors[lane]);
     for (int j = 0; j < slots; ++j) want.push_back(proposals[j].token);
-    for (int j = 0; j <= slots; ++j) chosen.push_back(j < accepted ? proposals[j].token : 199 - (j < slots ? proposals[j].token == 199 : 0));
+    for (int j = 0; j <= slots; ++j)
+      chosen.push_back(j < accepted ? proposals[j].token : 199 - (j < slots ? proposals[j].token == 199 : 0));
     kept_want.push_back(accepted + 1);
   }
   GreedyWalk walk;
@@ -126,8 +136,9 @@ TEST(DraftCuda, WalkAndAccept) {
   expect_same("walk", download(walk.tokens, want.size()), want);
   int* kept = memory.empty<int>(lanes);
   const std::vector<int*> pointers = {kept, kept + 1, kept + 2};
-  GreedyAcceptance acceptance{{memory.copy(chosen), lanes * (slots + 1), 1}, lanes, slots, walk.tokens, memory.copy(pointers), nullptr,
-                              memory.empty<int>(lanes * (slots + 2))};
+  GreedyAcceptance acceptance{
+      {memory.copy(chosen), lanes * (slots + 1), 1}, lanes, slots, walk.tokens, memory.copy(pointers), nullptr,
+      memory.empty<int>(lanes * (slots + 2))};
   accept_greedy(stream(), acceptance);
   expect_same("kept", download(kept, lanes), kept_want);
   const std::vector<int> results = download(acceptance.results, lanes * (slots + 2));

@@ -12,11 +12,12 @@ namespace {
 
 constexpr int warps = 8;
 constexpr int threads = warps * 32;
-constexpr int per_lane = 32;                  // entries of a lane in the first pass
+constexpr int per_lane = 32;  // entries of a lane in the first pass
 constexpr int per_warp = per_lane * 32;
-constexpr int most = 32;                      // k
+constexpr int most = 32;  // k
 
-// Floats as unsigned numbers in the same order; NaN ranks as -infinity, -0 as 0. Zero is below all of them: taken or absent.
+// Floats as unsigned numbers in the same order; NaN ranks as -infinity, -0 as 0. Zero is below all of them: taken or
+// absent.
 __device__ __forceinline__ std::uint32_t key_of(float value) {
   if (isnan(value)) value = -INFINITY;
   const std::uint32_t bits = __float_as_uint(value + 0.0f);
@@ -63,14 +64,17 @@ __global__ void __launch_bounds__(threads) top_k_parts(MatrixView<const float> l
 #pragma unroll
   for (int j = 0; j < per_lane; ++j) keys[j] = first + j * 32 < limit ? key_of(__ldg(row + first + j * 32)) : 0;
   Found* out = found + (static_cast<std::int64_t>(blockIdx.y) * gridDim.x * warps + list) * k;
-  select(keys, k, [&](int j) { return first + j * 32; }, [&](int round, Found one) {
-    if (lane == 0) out[round] = one;
-  });
+  select(
+      keys, k, [&](int j) { return first + j * 32; },
+      [&](int round, Found one) {
+        if (lane == 0) out[round] = one;
+      });
 }
 
 // One block per row: lists * k finds, at most per_warp for each warp.
 template <int each>
-__global__ void __launch_bounds__(threads) top_k_merge(const Found* found, int lists, int k, MatrixView<Token> tokens, MatrixView<float> values) {
+__global__ void __launch_bounds__(threads)
+    top_k_merge(const Found* found, int lists, int k, MatrixView<Token> tokens, MatrixView<float> values) {
   __shared__ Found best[warps * most];
   cuda::begin_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = lists * k;
@@ -83,9 +87,11 @@ __global__ void __launch_bounds__(threads) top_k_merge(const Found* found, int l
     const Found one = at < count ? row[at] : Found{0, INT_MAX};
     keys[j] = one.key, ids[j] = one.id;
   }
-  select(keys, k, [&](int j) { return ids[j]; }, [&](int round, Found one) {
-    if (lane == 0) best[warp * k + round] = one;
-  });
+  select(
+      keys, k, [&](int j) { return ids[j]; },
+      [&](int round, Found one) {
+        if (lane == 0) best[warp * k + round] = one;
+      });
   __syncthreads();
   if (warp != 0) return;
   std::uint32_t last[warps * most / 32];
@@ -95,11 +101,13 @@ __global__ void __launch_bounds__(threads) top_k_merge(const Found* found, int l
     const int at = j * 32 + lane;
     last[j] = at < warps * k ? best[at].key : 0, last_ids[j] = at < warps * k ? best[at].id : INT_MAX;
   }
-  select(last, k, [&](int j) { return last_ids[j]; }, [&](int round, Found one) {
-    if (lane != 0) return;
-    cuda::row_of(tokens, blockIdx.x)[round] = one.id;
-    cuda::row_of(values, blockIdx.x)[round] = value_of(one.key);
-  });
+  select(
+      last, k, [&](int j) { return last_ids[j]; },
+      [&](int round, Found one) {
+        if (lane != 0) return;
+        cuda::row_of(tokens, blockIdx.x)[round] = one.id;
+        cuda::row_of(values, blockIdx.x)[round] = value_of(one.key);
+      });
 }
 
 }  // namespace
@@ -113,8 +121,10 @@ void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, Matr
   const int each = (lists * k + threads - 1) / threads;
   const cuda::Grid grid{dim3(logits.rows), dim3(threads)};
   const Found* lists_found = found;
-  if (each <= 1) return cuda::launch(stream, "top_k merge", grid, top_k_merge<1>, lists_found, lists, k, tokens, values);
-  if (each <= 16) return cuda::launch(stream, "top_k merge", grid, top_k_merge<16>, lists_found, lists, k, tokens, values);
+  if (each <= 1)
+    return cuda::launch(stream, "top_k merge", grid, top_k_merge<1>, lists_found, lists, k, tokens, values);
+  if (each <= 16)
+    return cuda::launch(stream, "top_k merge", grid, top_k_merge<16>, lists_found, lists, k, tokens, values);
   SPLASH_CHECK(each <= 32, "a vocabulary of {} with k = {} is too large for the merge", limit, k);
   cuda::launch(stream, "top_k merge", grid, top_k_merge<32>, lists_found, lists, k, tokens, values);
 }

@@ -1,7 +1,6 @@
-#include "ops/embed/embed_cuda.h"
-
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
+#include "ops/embed/embed_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -34,7 +33,8 @@ __global__ void embed_kernel(pack::Format format, const std::uint8_t* table, std
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const std::int64_t at = static_cast<std::int64_t>(min(column + i, out.cols - 1)) * 16 + row;
-        values[i] = format == pack::Format::bf16 ? cuda::bf16_at(strip + at * 2) : reinterpret_cast<const float*>(strip)[at];
+        values[i] =
+            format == pack::Format::bf16 ? cuda::bf16_at(strip + at * 2) : reinterpret_cast<const float*>(strip)[at];
       }
     }
     cuda::store_columns(out, blockIdx.x, column, values);

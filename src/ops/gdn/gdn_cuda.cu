@@ -2,9 +2,9 @@
 #include "backend/cuda/lines.cuh"
 #include "ops/gdn/gdn_cuda.h"
 
-// A cluster owns one key head of one lane: two blocks for each value head that reads it, each with half (64) of the value
-// columns. So everything that a lane's tape shares stays inside the cluster, and one cluster barrier separates reading
-// the old tape from writing the new one. A block's 256 threads hold its half of the state, 32 floats each:
+// A cluster owns one key head of one lane: two blocks for each value head that reads it, each with half (64) of the
+// value columns. So everything that a lane's tape shares stays inside the cluster, and one cluster barrier separates
+// reading the old tape from writing the new one. A block's 256 threads hold its half of the state, 32 floats each:
 //   warp w: columns 8w .. 8w + 7; lane = 8 * pair + part: columns 2 * pair, + 1; keys 32 i + 4 part + e (i, e in 0..3)
 // so a row costs two dot products over keys (a butterfly over 8 lanes) and one update, without any block barrier.
 // State in memory: [value head][half][float4 j][thread], j = 4 * column + i: every access is one coalesced float4.
@@ -13,11 +13,11 @@
 namespace splash::ops {
 namespace {
 
-constexpr int dim = 128;       // of a key and of a value
-constexpr int half = 64;       // value columns of a block
+constexpr int dim = 128;  // of a key and of a value
+constexpr int half = 64;  // value columns of a block
 constexpr int threads = 256;
-constexpr int batch = 16;      // rows staged at a time; link::max_block rows fit
-constexpr int history = 3;     // conv_kernel - 1
+constexpr int batch = 16;   // rows staged at a time; link::max_block rows fit
+constexpr int history = 3;  // conv_kernel - 1
 constexpr int channels_here = 2 * dim + half;
 static_assert(batch >= link::max_block);
 
@@ -66,7 +66,8 @@ struct TapeRow {
   float* raw;
 };
 __device__ __forceinline__ TapeRow tape_row(const Place& place, float* tape, int row) {
-  float* k = tape + static_cast<std::int64_t>(row) * (place.key_heads * dim + place.value_heads * dim + place.value_heads + place.channels);
+  float* k = tape + static_cast<std::int64_t>(row) *
+                        (place.key_heads * dim + place.value_heads * dim + place.value_heads + place.channels);
   float* d = k + place.key_heads * dim;
   float* alpha = d + place.value_heads * dim;
   return {k, d, alpha, alpha + place.value_heads};
@@ -95,20 +96,21 @@ __device__ __forceinline__ void load_vector(const float* vector, int part, float
 }
 
 __device__ __forceinline__ float* state_at(const Place& place, const GdnLane& lane, int j) {
-  return lane.state + ((static_cast<std::int64_t>(place.value_head) * 2 + place.side) * 8 + j) * (threads * 4) + threadIdx.x * 4;
+  return lane.state + ((static_cast<std::int64_t>(place.value_head) * 2 + place.side) * 8 + j) * (threads * 4) +
+         threadIdx.x * 4;
 }
 __device__ __forceinline__ void load_state(const Place& place, const GdnLane& lane, State& s) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float4 four = *reinterpret_cast<const float4*>(state_at(place, lane, j));
-    float(&to)[4] = s[j / 4][j % 4];
+    float (&to)[4] = s[j / 4][j % 4];
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
   }
 }
 __device__ __forceinline__ void store_state(const Place& place, const GdnLane& lane, const State& s) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float(&from)[4] = s[j / 4][j % 4];
+    const float (&from)[4] = s[j / 4][j % 4];
     *reinterpret_cast<float4*>(state_at(place, lane, j)) = make_float4(from[0], from[1], from[2], from[3]);
   }
 }
@@ -132,11 +134,13 @@ __device__ __forceinline__ void load_past(const Arguments& args, const Place& pl
   for (int i = 0; i < Channels::most; ++i) {
     const int channel = place.channel(min(Channels::local(i), channels_here - 1));
     // A fold brings no weights: it convolves nothing.
-    channels.taps[i] = args.conv_weights ? __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4)) : float4{};
+    channels.taps[i] =
+        args.conv_weights ? __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4)) : float4{};
 #pragma unroll
     for (int j = 0; j < history; ++j) {
       const int row = j + kept;
-      channels.past[i][j] = row < history ? lane.conv[row * place.channels + channel] : tape_row(place, lane.tape, row - history).raw[channel];
+      channels.past[i][j] = row < history ? lane.conv[row * place.channels + channel]
+                                          : tape_row(place, lane.tape, row - history).raw[channel];
     }
   }
   constexpr int keys_each = batch * dim / threads, values_each = batch * half / threads;
@@ -149,13 +153,16 @@ __device__ __forceinline__ void load_past(const Arguments& args, const Place& pl
 #pragma unroll
   for (int i = 0; i < values_each; ++i) {
     const int index = threadIdx.x + i * threads, row = index / half;
-    d[i] = row < kept ? tape_row(place, lane.tape, row).d[place.value_head * dim + place.side * half + index % half] : 0.0f;
+    d[i] = row < kept ? tape_row(place, lane.tape, row).d[place.value_head * dim + place.side * half + index % half]
+                      : 0.0f;
   }
   if (static_cast<int>(threadIdx.x) < kept) alpha = tape_row(place, lane.tape, threadIdx.x).alpha[place.value_head];
 #pragma unroll
-  for (int i = 0; i < keys_each; ++i) shared.old_k[(threadIdx.x + i * threads) / dim][(threadIdx.x + i * threads) % dim] = k[i];
+  for (int i = 0; i < keys_each; ++i)
+    shared.old_k[(threadIdx.x + i * threads) / dim][(threadIdx.x + i * threads) % dim] = k[i];
 #pragma unroll
-  for (int i = 0; i < values_each; ++i) shared.old_d[(threadIdx.x + i * threads) / half][(threadIdx.x + i * threads) % half] = d[i];
+  for (int i = 0; i < values_each; ++i)
+    shared.old_d[(threadIdx.x + i * threads) / half][(threadIdx.x + i * threads) % half] = d[i];
   if (static_cast<int>(threadIdx.x) < kept) shared.old_alpha[threadIdx.x] = alpha;
 }
 
@@ -164,14 +171,16 @@ __device__ __forceinline__ void store_history(const Place& place, const GdnLane&
   for (int i = 0; i < Channels::most; ++i) {
     if (!Channels::has(i) || !place.writes(Channels::local(i))) continue;
 #pragma unroll
-    for (int j = 0; j < history; ++j) lane.conv[j * place.channels + place.channel(Channels::local(i))] = channels.past[i][j];
+    for (int j = 0; j < history; ++j)
+      lane.conv[j * place.channels + place.channel(Channels::local(i))] = channels.past[i][j];
   }
 }
 
 // Up to eight rows of raw inputs of this thread's channels.
 constexpr int rows_at_once = 8;
 using RawRows = float[Channels::most][rows_at_once];
-__device__ __forceinline__ void load_raw(const Arguments& args, const Place& place, int first_row, int count, RawRows& raw) {
+__device__ __forceinline__ void load_raw(const Arguments& args, const Place& place, int first_row, int count,
+                                         RawRows& raw) {
 #pragma unroll
   for (int i = 0; i < Channels::most; ++i) {
     const float* from = args.rows.qkv.data + place.channel(min(Channels::local(i), channels_here - 1));
@@ -183,15 +192,17 @@ __device__ __forceinline__ void load_raw(const Arguments& args, const Place& pla
 }
 
 // Convolution + SiLU of `count` rows into q, k, v from row `to` on; the tape gets the raw inputs.
-__device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane, int count, int to, int tape_first, bool verify,
-                                         const RawRows& raw, Staging& shared, Channels& channels) {
+__device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane, int count, int to, int tape_first,
+                                         bool verify, const RawRows& raw, Staging& shared, Channels& channels) {
 #pragma unroll
   for (int i = 0; i < Channels::most; ++i) {
     if (!Channels::has(i)) continue;
     const int local = Channels::local(i);
     const float4 w = channels.taps[i];
-    float(&past)[history] = channels.past[i];
-    float* column = local < dim ? &shared.q[to][local] : local < 2 * dim ? &shared.k[to][local - dim] : &shared.v[to][local - 2 * dim];
+    float (&past)[history] = channels.past[i];
+    float* column = local < dim       ? &shared.q[to][local]
+                    : local < 2 * dim ? &shared.k[to][local - dim]
+                                      : &shared.v[to][local - 2 * dim];
     const int stride = local < 2 * dim ? dim : half;
     const bool to_tape = verify && place.writes(local);
 #pragma unroll
@@ -209,8 +220,9 @@ __device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane
 }
 
 // q, k, v and gates of `count` <= 16 rows. raw: the first eight rows' inputs, already on their way.
-__device__ __forceinline__ void prepare_rows(const Arguments& args, const Place& place, const GdnLane& lane, int first_row,
-                                             int count, int tape_first, bool verify, RawRows& raw, Staging& shared, Channels& channels) {
+__device__ __forceinline__ void prepare_rows(const Arguments& args, const Place& place, const GdnLane& lane,
+                                             int first_row, int count, int tape_first, bool verify, RawRows& raw,
+                                             Staging& shared, Channels& channels) {
   if (static_cast<int>(threadIdx.x) < count) {
     const int row = first_row + threadIdx.x;
     const float b = cuda::row_of(args.rows.b, row)[place.value_head];
@@ -229,7 +241,8 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
   __syncthreads();
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int row = warp; row < count; row += threads / 32) {
-    float4 q = *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]), k = *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]);
+    float4 q = *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]),
+           k = *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]);
     float qq = q.x * q.x + q.y * q.y + q.z * q.z + q.w * q.w, kk = k.x * k.x + k.y * k.y + k.z * k.z + k.w * k.w;
     float kq = k.x * q.x + k.y * q.y + k.z * q.z + k.w * q.w;
 #pragma unroll
@@ -238,7 +251,8 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
       kk += __shfl_xor_sync(0xffffffffu, kk, distance);
       kq += __shfl_xor_sync(0xffffffffu, kq, distance);
     }
-    const float q_scale = 0.08838834764831845f / sqrtf(qq + 1e-6f), k_scale = 1.0f / sqrtf(kk + 1e-6f);  // 1 / sqrt(128)
+    const float q_scale = 0.08838834764831845f / sqrtf(qq + 1e-6f),
+                k_scale = 1.0f / sqrtf(kk + 1e-6f);  // 1 / sqrt(128)
     q.x *= q_scale, q.y *= q_scale, q.z *= q_scale, q.w *= q_scale;
     k.x *= k_scale, k.y *= k_scale, k.z *= k_scale, k.w *= k_scale;
     *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]) = q;
@@ -284,7 +298,9 @@ __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, i
       d[c] = beta * fmaf(-alpha, sums[c], shared.v[row][column + c]);
       if (part == c) {
         shared.o[row][column + c] = fmaf(d[c], key_query, alpha * sums[2 + c]);
-        if (verify) tape_row(place, lane.tape, tape_first + row).d[place.value_head * dim + place.side * half + column + c] = d[c];
+        if (verify)
+          tape_row(place, lane.tape, tape_first + row).d[place.value_head * dim + place.side * half + column + c] =
+              d[c];
       }
     }
     update(s, alpha, k, d);
@@ -294,9 +310,11 @@ __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, i
 
 // The gates z of the line of eight columns that this thread finishes.
 static_assert(batch * half / 8 <= threads);
-__device__ __forceinline__ void load_z(const Arguments& args, const Place& place, int first_row, int count, float (&z)[8]) {
+__device__ __forceinline__ void load_z(const Arguments& args, const Place& place, int first_row, int count,
+                                       float (&z)[8]) {
   const int row = threadIdx.x / (half / 8), local = threadIdx.x % (half / 8) * 8;
-  if (row < count) cuda::load_columns(args.rows.z, first_row + row, place.value_head * dim + place.side * half + local, z);
+  if (row < count)
+    cuda::load_columns(args.rows.z, first_row + row, place.value_head * dim + place.side * half + local, z);
 }
 
 // Gated RMSNorm over both halves of the value head: the halves' sums of squares meet through the cluster.
@@ -322,7 +340,8 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      values[i] = shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] / (1.0f + expf(-z[i])));
+      values[i] =
+          shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] / (1.0f + expf(-z[i])));
     }
     cuda::store_columns(args.out, first_row + row, column, values);
     cuda::store_line(args.panel, first_row + row, column, values);
@@ -384,18 +403,26 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
 
 }  // namespace
 
-void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, const GdnRows& rows, const GdnTables& tables,
-         MatrixView<float> out) {
+void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, const GdnRows& rows,
+         const GdnTables& tables, MatrixView<float> out) {
   const int group = g.value_heads / g.key_heads;
   SPLASH_CHECK(g.key_dim == dim && g.value_dim == dim && g.conv_kernel == history + 1 && group <= 4 &&
                    g.value_heads % g.key_heads == 0,
                "the CUDA kernel is for heads of 128, four taps and at most 4 value heads per key head");
-  Arguments args{g, weights.conv.data(), weights.a_log.data(), weights.dt_bias.data(), weights.norm.data(), rows, out,
-                 out.rows > 0 ? stream.panel_to_fill(out) : cuda::Panel{}, tables};
+  Arguments args{g,
+                 weights.conv.data(),
+                 weights.a_log.data(),
+                 weights.dt_bias.data(),
+                 weights.norm.data(),
+                 rows,
+                 out,
+                 out.rows > 0 ? stream.panel_to_fill(out) : cuda::Panel{},
+                 tables};
   cuda::allow_shared(stream, gdn_kernel, sizeof(Staging));
   const unsigned cluster = static_cast<unsigned>(2 * group);
   cuda::launch(stream, "gdn",
-               {dim3(g.key_heads * cluster, tables.segment_count), dim3(threads), sizeof(Staging), cluster}, gdn_kernel, args);
+               {dim3(g.key_heads * cluster, tables.segment_count), dim3(threads), sizeof(Staging), cluster}, gdn_kernel,
+               args);
 }
 
 void gdn(cuda::Stream& stream, const GdnGeometry& geometry, const GdnWeights& weights, const GdnRows& rows,

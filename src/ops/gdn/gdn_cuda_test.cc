@@ -1,6 +1,6 @@
 #include "ops/gdn/gdn_cuda.h"
 
-#include "backend/cuda/testing.h"
+#include "ops/testing_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -29,9 +29,11 @@ struct Pair {
     host = {conv, a_log, dt_bias, norm};
     device = {memory.vector(conv), memory.vector(a_log), memory.vector(dt_bias), memory.vector(norm)};
     for (Lane& lane : lanes) {
-      lane.state.assign(g.state_floats(), 0), lane.conv.assign(g.conv_floats(), 0), lane.tape.assign(link::max_block * g.tape_row_floats(), 0);
+      lane.state.assign(g.state_floats(), 0), lane.conv.assign(g.conv_floats(), 0),
+          lane.tape.assign(link::max_block * g.tape_row_floats(), 0);
       lane.host = {lane.state.data(), lane.conv.data(), lane.tape.data(), &lane.kept};
-      lane.device = {memory.copy(lane.state), memory.copy(lane.conv), memory.copy(lane.tape), memory.copy(&lane.kept, 1)};
+      lane.device = {memory.copy(lane.state), memory.copy(lane.conv), memory.copy(lane.tape),
+                     memory.copy(&lane.kept, 1)};
     }
   }
   void keep(int lane, int kept) {
@@ -48,9 +50,13 @@ struct Pair {
     int rows = 0;
     for (const Part& part : parts) rows += part.rows;
     const int values = g.value_heads * 128;
-    const std::vector<float> qkv = numbers.normals(std::size_t(rows) * g.channels()), z = numbers.normals(std::size_t(rows) * values),
-                             b = numbers.normals(std::size_t(rows) * g.value_heads), a = numbers.normals(std::size_t(rows) * g.value_heads);
-    auto view = [&](const std::vector<float>& from, int cols) { return MatrixView<const float>(from.data(), rows, cols); };
+    const std::vector<float> qkv = numbers.normals(std::size_t(rows) * g.channels()),
+                             z = numbers.normals(std::size_t(rows) * values),
+                             b = numbers.normals(std::size_t(rows) * g.value_heads),
+                             a = numbers.normals(std::size_t(rows) * g.value_heads);
+    auto view = [&](const std::vector<float>& from, int cols) {
+      return MatrixView<const float>(from.data(), rows, cols);
+    };
     std::vector<float> out(std::size_t(rows) * values);
     std::vector<GdnSegment> on_host, on_device;
     int first = 0;
@@ -60,12 +66,13 @@ struct Pair {
       on_device.push_back({segment, lanes[part.lane].device, part.mode});
       first += part.rows;
     }
-    gdn(ref, g, host, {view(qkv, g.channels()), view(z, values), view(b, g.value_heads), view(a, g.value_heads)}, on_host,
-        {out.data(), rows, values});
+    gdn(ref, g, host, {view(qkv, g.channels()), view(z, values), view(b, g.value_heads), view(a, g.value_heads)},
+        on_host, {out.data(), rows, values});
     cuda::testing::stream().reset();
     const MatrixView<float> got = memory.matrix(rows, values);
     gdn(cuda::testing::stream(), g, device,
-        {memory.matrix(qkv, rows, g.channels()), memory.matrix(z, rows, values), memory.matrix(b, rows, g.value_heads), memory.matrix(a, rows, g.value_heads)},
+        {memory.matrix(qkv, rows, g.channels()), memory.matrix(z, rows, values), memory.matrix(b, rows, g.value_heads),
+         memory.matrix(a, rows, g.value_heads)},
         on_device, got);
     const std::vector<float> result = download(got);
     expect_close(what, result, out, 1e-4);
@@ -106,15 +113,18 @@ TEST(GdnCuda, CutsChangeNoBit) {
   Pair pair(2, 6, 4);
   const GdnGeometry& g = pair.g;
   const int values = g.value_heads * 128;
-  const std::vector<float> qkv = numbers.normals(std::size_t(rows) * g.channels()), z = numbers.normals(std::size_t(rows) * values),
-                           b = numbers.normals(std::size_t(rows) * g.value_heads), a = numbers.normals(std::size_t(rows) * g.value_heads);
+  const std::vector<float> qkv = numbers.normals(std::size_t(rows) * g.channels()),
+                           z = numbers.normals(std::size_t(rows) * values),
+                           b = numbers.normals(std::size_t(rows) * g.value_heads),
+                           a = numbers.normals(std::size_t(rows) * g.value_heads);
   Memory memory;
-  const GdnRows all{memory.matrix(qkv, rows, g.channels()), memory.matrix(z, rows, values), memory.matrix(b, rows, g.value_heads),
-                    memory.matrix(a, rows, g.value_heads)};
+  const GdnRows all{memory.matrix(qkv, rows, g.channels()), memory.matrix(z, rows, values),
+                    memory.matrix(b, rows, g.value_heads), memory.matrix(a, rows, g.value_heads)};
   auto run = [&](int lane, int first, int count, GdnMode mode, MatrixView<float> out) {
     const GdnSegment segment{{lane, 0, count, first, {}}, pair.lanes[lane].device, mode};
     gdn(stream(), g, pair.device,
-        {all.qkv.slice_rows(first, count), all.z.slice_rows(first, count), all.b.slice_rows(first, count), all.a.slice_rows(first, count)},
+        {all.qkv.slice_rows(first, count), all.z.slice_rows(first, count), all.b.slice_rows(first, count),
+         all.a.slice_rows(first, count)},
         std::span(&segment, 1), out.slice_rows(first, count));
   };
   MatrixView<float> out[4];

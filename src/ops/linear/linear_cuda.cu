@@ -1,9 +1,8 @@
-#include "ops/linear/linear_cuda.h"
-
 #include <vector>
 
 #include "backend/cuda/launch.h"
 #include "backend/cuda/panel.cuh"
+#include "ops/linear/linear_cuda.h"
 #include "ops/linear/q4_launch.h"
 #include "ops/linear/q4_work.cuh"
 #include "ops/norm/norm_cuda.h"
@@ -61,8 +60,8 @@ void linear_strips(cuda::Stream& stream, MatrixView<const float> x, const Linear
   const cuda::Grid grid{dim3(weight.strips(), min((x.rows + 7) / 8, 64)), dim3(256)};
   if (weight.format == pack::Format::bf16) {
     cuda::launch(stream, "linear strips bf16", grid, strips_kernel<__nv_bfloat16>,
-                 reinterpret_cast<const __nv_bfloat16*>(weight.data), weight.rows, weight.cols, x.data, x.stride, x.rows,
-                 target.out.data, target.out.stride, int{target.accumulate});
+                 reinterpret_cast<const __nv_bfloat16*>(weight.data), weight.rows, weight.cols, x.data, x.stride,
+                 x.rows, target.out.data, target.out.stride, int{target.accumulate});
   } else {
     cuda::launch(stream, "linear strips f32", grid, strips_kernel<float>, reinterpret_cast<const float*>(weight.data),
                  weight.rows, weight.cols, x.data, x.stride, x.rows, target.out.data, target.out.stride,
@@ -74,8 +73,8 @@ cuda::Panel panel_for(cuda::Stream& stream, MatrixView<const float> x) {
   if (const cuda::Panel* panel = stream.panel_of(x)) return *panel;
   const cuda::Panel panel = stream.panel_to_fill(x);
   const int lines = x.rows * (x.cols / 8);
-  cuda::launch(stream, "pack panel", {dim3((lines + 127) / 128), dim3(128)}, pack_panel_kernel, x.data, std::int64_t{x.stride},
-               panel);
+  cuda::launch(stream, "pack panel", {dim3((lines + 127) / 128), dim3(128)}, pack_panel_kernel, x.data,
+               std::int64_t{x.stride}, panel);
   return panel;
 }
 
@@ -95,8 +94,12 @@ Q4Work work_for(cuda::Stream& stream, MatrixView<const float> x) {
 }
 
 void add_matrix(Q4Work& work, const LinearTarget& target) {
-  work.matrices[work.matrix_count++] = {reinterpret_cast<const std::uint8_t*>(target.weight.data), target.out.data,
-                                        target.out.stride, target.weight.rows, work.strips, int{target.accumulate}};
+  work.matrices[work.matrix_count++] = {reinterpret_cast<const std::uint8_t*>(target.weight.data),
+                                        target.out.data,
+                                        target.out.stride,
+                                        target.weight.rows,
+                                        work.strips,
+                                        int{target.accumulate}};
   work.strips += target.weight.strips();
 }
 
@@ -152,8 +155,8 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   run(stream, work, true);
 }
 
-void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> residual,
-                     std::span<const float> gain, float eps, MatrixView<float> normed) {
+void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
+                     MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed) {
   if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0) {
     linear_add(stream, x, weight, residual);
     rms_norm(stream, residual, gain, eps, normed);

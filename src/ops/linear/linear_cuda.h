@@ -17,10 +17,11 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out);
 
-// residual += W x and normed = rms_norm(residual) * gain for the linears that read `normed` next (linear, linear_swiglu): up to
-// 32 rows without a kernel of its own, and then only the panel of `normed` exists, its floats are not written.
-void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> residual,
-                     std::span<const float> gain, float eps, MatrixView<float> normed);
+// residual += W x and normed = rms_norm(residual) * gain for the linears that read `normed` next (linear,
+// linear_swiglu): up to 32 rows without a kernel of its own, and then only the panel of `normed` exists, its floats are
+// not written.
+void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
+                     MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed);
 
 // Shapes the benchmark compares; 0 is what linear uses.
 int q4_rows_variants();

@@ -1,9 +1,9 @@
 #include "ops/linear/linear_cuda.h"
 
-#include "backend/cuda/testing.h"
 #include "ops/embed/embed_cuda.h"
 #include "ops/norm/norm_cuda.h"
 #include "ops/swiglu/swiglu_cuda.h"
+#include "ops/testing_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -22,7 +22,8 @@ std::vector<float> product(const pack::Weight& weight, const std::vector<float>&
         const float value = x[std::size_t(r) * weight.cols + k];
         sum += double{w[k]} * (rounded ? to_float(to_bf16(value)) : value);
       }
-      y[std::size_t(r) * weight.rows + n] = static_cast<float>(sum + (onto ? (*onto)[std::size_t(r) * weight.rows + n] : 0.0f));
+      y[std::size_t(r) * weight.rows + n] =
+          static_cast<float>(sum + (onto ? (*onto)[std::size_t(r) * weight.rows + n] : 0.0f));
     }
   }
   return y;
@@ -44,7 +45,8 @@ TEST_P(LinearCuda, AgreesWithDouble) {
   x[5] = 300;  // an outlier
   const std::vector<float> before = numbers.normals(std::size_t(c.tokens) * c.rows);
   const MatrixView<float> dx = memory.matrix(x, c.tokens, c.cols);
-  const MatrixView<float> out = c.accumulate ? memory.matrix(before, c.tokens, c.rows) : memory.matrix(c.tokens, c.rows);
+  const MatrixView<float> out =
+      c.accumulate ? memory.matrix(before, c.tokens, c.rows) : memory.matrix(c.tokens, c.rows);
   const LinearTarget target{memory.weight(weight.view), out, c.accumulate};
   linear(stream(), dx, std::span(&target, 1));
   const std::vector<float> want = product(weight.view, x, c.tokens, true, c.accumulate ? &before : nullptr);
@@ -57,13 +59,14 @@ TEST_P(LinearCuda, AgreesWithDouble) {
     expect_same("repeated", download(out), first);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, LinearCuda,
-                         ::testing::Values(Case{16, 64, 1, false}, Case{48, 256, 8, false}, Case{40, 320, 3, true},
-                                           Case{1024, 256, 8, false}, Case{5120, 1024, 8, true}, Case{2048, 5120, 8, false},
-                                           Case{256, 17408, 8, true}, Case{512, 1024, 16, false}, Case{520, 1024, 13, true},
-                                           Case{512, 2048, 32, false}, Case{512, 2048, 25, true}, Case{512, 1024, 33, false},
-                                           Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
-                                           Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, LinearCuda,
+    ::testing::Values(Case{16, 64, 1, false}, Case{48, 256, 8, false}, Case{40, 320, 3, true},
+                      Case{1024, 256, 8, false}, Case{5120, 1024, 8, true}, Case{2048, 5120, 8, false},
+                      Case{256, 17408, 8, true}, Case{512, 1024, 16, false}, Case{520, 1024, 13, true},
+                      Case{512, 2048, 32, false}, Case{512, 2048, 25, true}, Case{512, 1024, 33, false},
+                      Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
+                      Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false}));
 
 TEST(LinearCuda, EveryVariantAgrees) {
   Numbers numbers(7);
@@ -111,7 +114,8 @@ TEST(LinearCuda, SharedInput) {
     }
     linear(stream(), memory.matrix(x, tokens, 512), targets);
     for (int i = 0; i < 4; ++i) {
-      expect_close("shared", download(targets[i].out), product(weights[i].view, x, tokens, true), tokens <= 32 ? 1e-5 : 3e-3);
+      expect_close("shared", download(targets[i].out), product(weights[i].view, x, tokens, true),
+                   tokens <= 32 ? 1e-5 : 3e-3);
     }
   }
 }
@@ -145,8 +149,10 @@ TEST(LinearCuda, Strips) {
     for (std::size_t i = 0; i < 48 * 96; ++i) {
       const float value = numbers.normal();
       const bf16 low = to_bf16(value);
-      if (format == pack::Format::bf16) std::memcpy(bytes.data() + i * 2, &low, 2);
-      else std::memcpy(bytes.data() + i * 4, &value, 4);
+      if (format == pack::Format::bf16)
+        std::memcpy(bytes.data() + i * 2, &low, 2);
+      else
+        std::memcpy(bytes.data() + i * 4, &value, 4);
     }
     weight.data = bytes.data();
     const std::vector<float> x = numbers.normals(19 * 96);
@@ -164,19 +170,21 @@ TEST(LinearCuda, MlpThroughPanels) {
     stream().reset();
     const int hidden = 512, inner = 1152;
     const std::vector<float> x = numbers.normals(std::size_t(tokens) * hidden, 3), gain = numbers.normals(hidden);
-    const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden), down = random_q4(numbers, hidden, inner);
+    const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden),
+                     down = random_q4(numbers, hidden, inner);
     std::vector<float> normed(x.size());
     for (int r = 0; r < tokens; ++r) {
       double squares = 0;
       for (int i = 0; i < hidden; ++i) squares += double{x[r * hidden + i]} * x[r * hidden + i];
-      for (int i = 0; i < hidden; ++i) normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
+      for (int i = 0; i < hidden; ++i)
+        normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
     }
     std::vector<float> g = product(gate.view, normed, tokens, true), u = product(up.view, normed, tokens, true);
     for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(g[i] / (1 + std::exp(-double{g[i]})) * u[i]);
     const std::vector<float> want = product(down.view, g, tokens, true, &x);
 
-    const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden), inner1 = memory.matrix(tokens, inner),
-                            inner2 = memory.matrix(tokens, inner);
+    const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden),
+                            inner1 = memory.matrix(tokens, inner), inner2 = memory.matrix(tokens, inner);
     const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view), ddown = memory.weight(down.view);
     rms_norm(stream(), dx, memory.vector(gain), 1e-6f, dn);
     expect_close("rms_norm", download(dn), normed, 1e-6);
@@ -200,13 +208,17 @@ TEST(LinearCuda, FoldedNorm) {
     Memory memory;
     stream().reset();
     const int hidden = 1040, inner = 640;
-    const HostWeight down = random_q4(numbers, 1024, inner), next = random_q4(numbers, hidden, 1024), up = random_q4(numbers, hidden, 1024);
-    const std::vector<float> x = numbers.normals(std::size_t(tokens) * inner), residual = numbers.normals(std::size_t(tokens) * 1024, 5), gain = numbers.normals(1024);
+    const HostWeight down = random_q4(numbers, 1024, inner), next = random_q4(numbers, hidden, 1024),
+                     up = random_q4(numbers, hidden, 1024);
+    const std::vector<float> x = numbers.normals(std::size_t(tokens) * inner),
+                             residual = numbers.normals(std::size_t(tokens) * 1024, 5), gain = numbers.normals(1024);
     const pack::Weight ddown = memory.weight(down.view), dnext = memory.weight(next.view), dup = memory.weight(up.view);
     const std::span<const float> dgain = memory.vector(gain);
     const MatrixView<float> dx = memory.matrix(x, tokens, inner);
-    const MatrixView<float> r1 = memory.matrix(residual, tokens, 1024), n1 = memory.matrix(tokens, 1024), y1 = memory.matrix(tokens, hidden), g1 = memory.matrix(tokens, hidden);
-    const MatrixView<float> r2 = memory.matrix(residual, tokens, 1024), n2 = memory.matrix(tokens, 1024), y2 = memory.matrix(tokens, hidden), g2 = memory.matrix(tokens, hidden);
+    const MatrixView<float> r1 = memory.matrix(residual, tokens, 1024), n1 = memory.matrix(tokens, 1024),
+                            y1 = memory.matrix(tokens, hidden), g1 = memory.matrix(tokens, hidden);
+    const MatrixView<float> r2 = memory.matrix(residual, tokens, 1024), n2 = memory.matrix(tokens, 1024),
+                            y2 = memory.matrix(tokens, hidden), g2 = memory.matrix(tokens, hidden);
     linear_add(stream(), dx, ddown, r1);
     rms_norm(stream(), r1, dgain, 1e-6f, n1);
     linear(stream(), n1, dnext, y1);

@@ -3,7 +3,8 @@
 // A block has one producer warp, which streams weight tiles and the panel's groups into a ring by bulk copies, and
 // WARPS consumer warps of STRIPS strips each. Weights are operand A of m16n8k16, tokens operand B. A word of a tile
 // line holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
-//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a multiplication with ones)
+//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a multiplication with
+//   ones)
 // so no weight is ever rounded. The loop is bound by instruction issue (about 75 per tile and warp, 124 issue slots per
 // tile at 4.3 TB/s): more strips per warp share the x fragments and give independent chains.
 #pragma once
@@ -16,12 +17,12 @@ namespace splash::ops {
 
 template <int NT_, int WARPS_, int STRIPS_, int TILES_, int STAGES_, int PER_SM_>
 struct Q4RowsShape {
-  static constexpr int NT = NT_;            // tokens / 8
-  static constexpr int WARPS = WARPS_;      // consumers
-  static constexpr int STRIPS = STRIPS_;    // per warp
-  static constexpr int TILES = TILES_;      // tiles of each strip per stage
+  static constexpr int NT = NT_;          // tokens / 8
+  static constexpr int WARPS = WARPS_;    // consumers
+  static constexpr int STRIPS = STRIPS_;  // per warp
+  static constexpr int TILES = TILES_;    // tiles of each strip per stage
   static constexpr int STAGES = STAGES_;
-  static constexpr int PER_SM = PER_SM_;    // resident blocks per multiprocessor
+  static constexpr int PER_SM = PER_SM_;            // resident blocks per multiprocessor
   static constexpr int row_block = WARPS * STRIPS;  // strips per unit
   static constexpr int group_bytes = NT * cuda::Panel::block_bytes;
   static constexpr int weight_bytes = row_block * TILES * 576;
@@ -95,8 +96,8 @@ __device__ __forceinline__ void q4_rows_group(const std::uint8_t* tiles, const s
                                               float (&acc)[Shape::STRIPS][Shape::NT][4]) {
   constexpr int NT = Shape::NT;
   const int g = lane >> 2, t = lane & 3;
-  // Lines t (k half j) of rows g and g + 8. Lanes t = 2, 3 read the two rows in the other order, so that the 32 lanes of
-  // a load touch 32 banks.
+  // Lines t (k half j) of rows g and g + 8. Lanes t = 2, 3 read the two rows in the other order, so that the 32 lanes
+  // of a load touch 32 banks.
   const int swap = t >> 1;
   const int first = t * 64 + g * 4 + 32 * swap, second = t * 64 + g * 4 + 32 * (1 - swap);
   std::uint32_t x[NT][2][4];
@@ -108,7 +109,8 @@ __device__ __forceinline__ void q4_rows_group(const std::uint8_t* tiles, const s
     for (int i = 0; i < 4; ++i) sums[n][i] = 0;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      cuda::load_matrices(x[n][j], cuda::shared_address(blocks) + n * 1024 + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16);
+      cuda::load_matrices(x[n][j],
+                          cuda::shared_address(blocks) + n * 1024 + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16);
       cuda::mma_bf16(sums[n], ones, ones, ones, ones, x[n][j][0], x[n][j][1]);
       cuda::mma_bf16(sums[n], ones, ones, ones, ones, x[n][j][2], x[n][j][3]);
     }
@@ -149,8 +151,8 @@ __device__ __forceinline__ void q4_rows_group(const std::uint8_t* tiles, const s
   }
 }
 
-// 1 / rms of every token into shared memory, by one warp beside the others: the parts' sums of squares in a fixed order, the same
-// for every width.
+// 1 / rms of every token into shared memory, by one warp beside the others: the parts' sums of squares in a fixed
+// order, the same for every width.
 template <int NT>
 __device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float* scales) {
 #pragma unroll
@@ -166,8 +168,8 @@ __device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, fl
   }
 }
 
-// Writes finished fragments of STRIPS strips from `strip` on. Fragment: rows g, g + 8 of the strip; tokens 8n + 2t, + 1.
-// `part`: this warp's place among the sums of squares (norm only).
+// Writes finished fragments of STRIPS strips from `strip` on. Fragment: rows g, g + 8 of the strip; tokens 8n + 2t,
+// + 1. `part`: this warp's place among the sums of squares (norm only).
 template <int STRIPS, int NT, bool gated, bool norm = false>
 __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int first_token, int lane,
                                          float (&acc)[STRIPS][NT][4], int part = 0) {
@@ -191,8 +193,8 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
       }
     }
   } else {
-    // Everything is read before anything is written: between a store and a load through other pointers the compiler keeps the
-    // order, and sixteen round trips to memory would follow each other.
+    // Everything is read before anything is written: between a store and a load through other pointers the compiler
+    // keeps the order, and sixteen round trips to memory would follow each other.
     float gains[STRIPS][2] = {};
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
@@ -205,14 +207,16 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int column = place.index * 16 + g + (i >> 1) * 8, token = first_token + n * 8 + 2 * t + (i & 1);
-            if (column < matrix.rows && token < work.tokens) acc[s][n][i] += __ldcg(matrix.out + token * matrix.out_stride + column);
+            if (column < matrix.rows && token < work.tokens)
+              acc[s][n][i] += __ldcg(matrix.out + token * matrix.out_stride + column);
           }
         }
       }
       if constexpr (norm) {
         if (work.gain) {
 #pragma unroll
-          for (int h = 0; h < 2; ++h) gains[s][h] = __ldg(work.gain + min(place.index * 16 + g + h * 8, matrix.rows - 1));
+          for (int h = 0; h < 2; ++h)
+            gains[s][h] = __ldg(work.gain + min(place.index * 16 + g + h * 8, matrix.rows - 1));
         }
       }
     }
@@ -246,26 +250,29 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
-          for (int distance = 4; distance < 32; distance <<= 1) squares[n][i] += __shfl_xor_sync(0xffffffffu, squares[n][i], distance);
+          for (int distance = 4; distance < 32; distance <<= 1)
+            squares[n][i] += __shfl_xor_sync(0xffffffffu, squares[n][i], distance);
         }
         if (g == 0) {
-          *reinterpret_cast<float2*>(work.squares_out + part * Q4Work::squares_stride + n * 8 + 2 * t) = make_float2(squares[n][0], squares[n][1]);
+          *reinterpret_cast<float2*>(work.squares_out + part * Q4Work::squares_stride + n * 8 + 2 * t) =
+              make_float2(squares[n][0], squares[n][1]);
         }
       }
     }
   }
 }
 
-// The end of a row block for one warp: alone, it is done; else its part goes to scratch, and the last warp to arrive adds
-// all parts in block order (its own included, so that the order never depends on who is last).
+// The end of a row block for one warp: alone, it is done; else its part goes to scratch, and the last warp to arrive
+// adds all parts in block order (its own included, so that the order never depends on who is last).
 template <int STRIPS, int NT>
-__device__ __forceinline__ bool q4_combine(const Q4Work& work, const UnitSplit& split, int row_block, int warp, int warps,
-                                           int lane, float (&acc)[STRIPS][NT][4]) {
+__device__ __forceinline__ bool q4_combine(const Q4Work& work, const UnitSplit& split, int row_block, int warp,
+                                           int warps, int lane, float (&acc)[STRIPS][NT][4]) {
   const int first = split.first_block(row_block), last = split.last_block(row_block);
   if (first == last) return true;
   const int warp_floats = STRIPS * NT * 128;
   auto part_of = [&](int slot) {
-    return reinterpret_cast<float4*>(work.partials + (static_cast<std::int64_t>(slot) * warps + warp) * warp_floats) + lane;
+    return reinterpret_cast<float4*>(work.partials + (static_cast<std::int64_t>(slot) * warps + warp) * warp_floats) +
+           lane;
   };
   float4* mine = part_of(split.slot(blockIdx.x, row_block));
 #pragma unroll
@@ -374,8 +381,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
             }
           }
         }
-        q4_store<Shape::STRIPS, Shape::NT, gated, true>(work, row_block * Shape::row_block + warp * Shape::STRIPS, 0, lane, acc,
-                                                        row_block * Shape::WARPS + warp);
+        q4_store<Shape::STRIPS, Shape::NT, gated, true>(work, row_block * Shape::row_block + warp * Shape::STRIPS, 0,
+                                                        lane, acc, row_block * Shape::WARPS + warp);
       }
 #pragma unroll
       for (int s = 0; s < Shape::STRIPS; ++s) {

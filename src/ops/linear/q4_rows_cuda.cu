@@ -19,8 +19,8 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
                kernel, work);
 }
 
-// What linear uses. The tiles of a stage are the same for all widths, so the split of K, and with it every bit, does not depend on
-// the width; 32 tokens take one stage less to leave room for two blocks per multiprocessor.
+// What linear uses. The tiles of a stage are the same for all widths, so the split of K, and with it every bit, does
+// not depend on the width; 32 tokens take one stage less to leave room for two blocks per multiprocessor.
 template <bool gated>
 void launch_default(cuda::Stream& stream, const Q4Work& work) {
   if (work.tokens <= 8) return launch_shape<Q4RowsShape<1, 4, 2, 4, 4, 2>, gated>(stream, work);

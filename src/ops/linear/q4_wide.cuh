@@ -1,7 +1,8 @@
-// 4-bit linear for many token rows (33 and more: lanes in company, prefill): wgmma with the weights as register operand A.
+// 4-bit linear for many token rows (33 and more: lanes in company, prefill): wgmma with the weights as register operand
+// A.
 //
-// A block has two consumer warp groups of 64 output rows each and a producer warp. A tile's codes become bf16(q * scale +
-// bias), rounded once per weight, in registers; tokens come as panel groups from shared memory, so weights never
+// A block has two consumer warp groups of 64 output rows each and a producer warp. A tile's codes become bf16(q * scale
+// + bias), rounded once per weight, in registers; tokens come as panel groups from shared memory, so weights never
 // travel as bf16. Accumulators run over all of K without a stop. Unpacking 1024 weights is ~60 instructions of a warp
 // against 4 wgmma of NB / 2 cycles each: hidden from 64 tokens on.
 #pragma once
@@ -39,7 +40,8 @@ struct UnitOrder {
 
   __device__ __forceinline__ int unit(int i) const {
     if (!whole) return split.begin(blockIdx.x) + i;
-    return (static_cast<int>(blockIdx.x) + i / split.k_steps * static_cast<int>(gridDim.x)) * split.k_steps + i % split.k_steps;
+    return (static_cast<int>(blockIdx.x) + i / split.k_steps * static_cast<int>(gridDim.x)) * split.k_steps +
+           i % split.k_steps;
   }
 };
 
@@ -52,8 +54,8 @@ __device__ __forceinline__ UnitOrder wide_order(const Q4Work& work, int token_ti
   order.split.blocks = gridDim.x;
   order.whole = Shape::whole;
   if constexpr (Shape::whole) {
-    order.count = (tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) *
-                  order.split.k_steps;
+    order.count = (tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
+                  static_cast<int>(gridDim.x) * order.split.k_steps;
   } else {
     order.count = order.split.begin(blockIdx.x + 1) - order.split.begin(blockIdx.x);
   }
@@ -111,8 +113,8 @@ __device__ __forceinline__ void dequantise_tile(const std::uint8_t* tile, int la
   auto weight = [](std::uint32_t word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
     const std::uint32_t biased = cuda::codes_plus_128(word), offset = 0x43004300;
     // 128 is taken off first: it is exact, while 128 * scale in bf16 would cost a quarter of a code step.
-    const __nv_bfloat162 code = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&biased),
-                                        *reinterpret_cast<const __nv_bfloat162*>(&offset));
+    const __nv_bfloat162 code =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&biased), *reinterpret_cast<const __nv_bfloat162*>(&offset));
     const __nv_bfloat162 value = __hfma2(code, scale, bias);
     return *reinterpret_cast<const std::uint32_t*>(&value);
   };
@@ -172,7 +174,8 @@ __device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitOr
 #pragma unroll
     for (int n = 0; n < NT * 4; ++n) fragments[0][n / 4][n % 4] = acc[n];
     if (Shape::whole || q4_combine<1, NT>(work, order.split, tile, warp, Shape::warps, lane, fragments)) {
-      q4_store<1, NT, false>(work, tile / token_tiles * Shape::strips + warp, tile % token_tiles * Shape::NB, lane, fragments);
+      q4_store<1, NT, false>(work, tile / token_tiles * Shape::strips + warp, tile % token_tiles * Shape::NB, lane,
+                             fragments);
     }
     i += steps;
   }

@@ -56,9 +56,9 @@ __device__ __forceinline__ Q4Strip locate_strip(const Q4Work& work, int strip) {
   return {matrix, strip - work.matrices[matrix].first_strip};
 }
 
-// Stream-K: the launch is row_blocks * k_steps units in a row; block c of `blocks` takes units [begin, end). A row block
-// cut by a boundary is added up from its parts in ascending order of blocks, whoever arrives last: the split and the
-// order depend on the matrices alone, so a value's bits never depend on timing.
+// Stream-K: the launch is row_blocks * k_steps units in a row; block c of `blocks` takes units [begin, end). A row
+// block cut by a boundary is added up from its parts in ascending order of blocks, whoever arrives last: the split and
+// the order depend on the matrices alone, so a value's bits never depend on timing.
 struct UnitSplit {
   int k_steps = 0;
   unsigned units = 0;  // units * blocks fits 32 bits (checked at launch)
@@ -71,8 +71,8 @@ struct UnitSplit {
   }
   __device__ __forceinline__ int first_block(int row_block) const { return block_of(row_block * k_steps); }
   __device__ __forceinline__ int last_block(int row_block) const { return block_of((row_block + 1) * k_steps - 1); }
-  // A block holds at most two parts of cut row blocks: the one it begins in (slot 0) and the one it ends in (slot 1). Of a
-  // row block's parts only the first can be of the second kind: all later blocks begin inside it.
+  // A block holds at most two parts of cut row blocks: the one it begins in (slot 0) and the one it ends in (slot 1).
+  // Of a row block's parts only the first can be of the second kind: all later blocks begin inside it.
   __device__ __forceinline__ int slot(int block, int row_block) const {
     return block * 2 + (begin(block) < row_block * k_steps ? 1 : 0);
   }

@@ -1,13 +1,12 @@
-#include "ops/norm/norm_cuda.h"
-
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
+#include "ops/norm/norm_cuda.h"
 
 namespace splash::ops {
 namespace {
 
-__global__ void __launch_bounds__(1024) rms_norm_kernel(MatrixView<const float> x, const float* gain, float eps,
-                                                        MatrixView<float> out, cuda::Panel panel) {
+__global__ void __launch_bounds__(1024)
+    rms_norm_kernel(MatrixView<const float> x, const float* gain, float eps, MatrixView<float> out, cuda::Panel panel) {
   __shared__ float scratch[32];
   cuda::begin_kernel();
   const int row = blockIdx.x;

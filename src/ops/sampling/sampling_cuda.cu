@@ -1,7 +1,6 @@
-#include "ops/sampling/sampling_cuda.h"
-
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
+#include "ops/sampling/sampling_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -10,8 +9,9 @@ constexpr int most_candidates = 16;
 
 __device__ __forceinline__ float table_at(const pack::Table& table, int row, int col) {
   const std::int64_t index = static_cast<std::int64_t>(row) * table.cols + col;
-  return table.format == pack::Format::bf16 ? cuda::bf16_at(reinterpret_cast<const std::uint8_t*>(table.data) + index * 2)
-                                            : reinterpret_cast<const float*>(table.data)[index];
+  return table.format == pack::Format::bf16
+             ? cuda::bf16_at(reinterpret_cast<const std::uint8_t*>(table.data) + index * 2)
+             : reinterpret_cast<const float*>(table.data)[index];
 }
 
 // A block per lane, a warp per candidate: S(a, b) = U(b) + sum_r A[a,r] g[r] B[b,r].

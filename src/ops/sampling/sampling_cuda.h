@@ -1,5 +1,5 @@
-// Greedy choice on the device, inside the recorded step: the draft's walk and the acceptance rule without a host decision.
-// Sampled lanes take the host's exact rule (sampling.h) until their law runs here too.
+// Greedy choice on the device, inside the recorded step: the draft's walk and the acceptance rule without a host
+// decision. Sampled lanes take the host's exact rule (sampling.h) until their law runs here too.
 #pragma once
 
 #include "backend/cuda/stream.h"
@@ -9,13 +9,13 @@ namespace splash::ops {
 
 // What a lane's walk reads and writes, all device memory. `block` tokens per lane: the anchor, then the proposals.
 struct GreedyWalk {
-  SelectorWeights weights;               // device tables
-  MatrixView<const Token> candidates;    // [lanes * slots, K], K <= 16
-  MatrixView<const float> values;        // [lanes * slots, K]
-  MatrixView<const float> projections;   // [lanes * slots, r]
+  SelectorWeights weights;              // device tables
+  MatrixView<const Token> candidates;   // [lanes * slots, K], K <= 16
+  MatrixView<const float> values;       // [lanes * slots, K]
+  MatrixView<const float> projections;  // [lanes * slots, r]
   int lanes = 0;
-  int slots = 0;                         // proposals per lane
-  Token* tokens = nullptr;               // [lanes][slots + 1]; column 0 holds the anchor on entry
+  int slots = 0;            // proposals per lane
+  Token* tokens = nullptr;  // [lanes][slots + 1]; column 0 holds the anchor on entry
 };
 void selector_walk_greedy(cuda::Stream& stream, const GreedyWalk& walk);
 
@@ -26,10 +26,10 @@ struct GreedyAcceptance {
   MatrixView<const Token> chosen;  // [lanes * (slots + 1), 1]
   int lanes = 0;
   int slots = 0;
-  Token* tokens = nullptr;         // as in GreedyWalk
-  int* const* kept = nullptr;      // [lanes]
-  int* positions = nullptr;        // [lanes], may be null
-  int* results = nullptr;          // [lanes][slots + 2]: kept, the kept proposals and the next anchor
+  Token* tokens = nullptr;     // as in GreedyWalk
+  int* const* kept = nullptr;  // [lanes]
+  int* positions = nullptr;    // [lanes], may be null
+  int* results = nullptr;      // [lanes][slots + 2]: kept, the kept proposals and the next anchor
 };
 void accept_greedy(cuda::Stream& stream, const GreedyAcceptance& acceptance);
 

@@ -1,7 +1,6 @@
-#include "ops/swiglu/swiglu_cuda.h"
-
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
+#include "ops/swiglu/swiglu_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -27,8 +26,8 @@ __global__ void swiglu_kernel(MatrixView<const float> gate, MatrixView<const flo
 void swiglu(cuda::Stream& stream, MatrixView<const float> gate, MatrixView<const float> up, MatrixView<float> out) {
   const cuda::Panel panel = stream.panel_to_fill(out);
   const long long lines = static_cast<long long>(out.rows) * ((out.cols + 7) / 8);
-  cuda::launch(stream, "swiglu", {dim3(static_cast<unsigned>((lines + 127) / 128)), dim3(128)}, swiglu_kernel, gate, up, out,
-               panel);
+  cuda::launch(stream, "swiglu", {dim3(static_cast<unsigned>((lines + 127) / 128)), dim3(128)}, swiglu_kernel, gate, up,
+               out, panel);
 }
 
 }  // namespace splash::ops

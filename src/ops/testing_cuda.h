@@ -139,8 +139,8 @@ inline void expect_close(const char* what, std::span<const float> got, std::span
     if (!(difference <= worst)) worst = difference, at = i;
   }
   const double relative = std::sqrt(error / (norm > 0 ? norm : 1));
-  std::printf("  %-44s relative %.2e (bound %.0e), worst %.2e at %zu: %g, wanted %g; %zu NaN of %zu\n", what, relative, bound, worst, at,
-              double{got[at]}, double{want[at]}, unwritten, got.size());
+  std::printf("  %-44s relative %.2e (bound %.0e), worst %.2e at %zu: %g, wanted %g; %zu NaN of %zu\n", what, relative,
+              bound, worst, at, double{got[at]}, double{want[at]}, unwritten, got.size());
   EXPECT_TRUE(relative <= bound) << what;
 }
 template <class T>
