@@ -16,7 +16,8 @@ add_library(splash_flags INTERFACE)
 # -ffp-contract=off: a multiply-add is fused only where the source says fma, so that a row's bits do not
 # depend on which of several kernel bodies the compiler happened to contract.
 target_compile_options(splash_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers
-                                              -ffp-contract=off -fno-math-errno)
+                                              -ffp-contract=off -fno-math-errno
+                                              -Wno-restrict)  # false alarms of g++ 12 in std::string
 target_include_directories(splash_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 if(SPLASH_ASAN)
   target_compile_options(splash_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined
