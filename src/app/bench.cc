@@ -145,16 +145,22 @@ StepReport report_step(const BenchOptions& options, const pack::Package& package
   const std::int64_t total = weights + options.lanes * (bytes.gdn_state + bytes.kv_per_token * options.context);
   const double achieved = static_cast<double>(total) / step_ms / 1e6;
   StepReport out;
-  out.numbers = {{"model", package.name()},    {"device", machine.device},
-                 {"lanes", options.lanes},     {"rows", rows},
-                 {"context", options.context}, {"step_ms", step_ms},
-                 {"step_bytes", total},        {"weights_bytes", weights},
-                 {"gb_per_s", achieved},       {"kept_per_step", kept_per_lane}};
+  out.numbers = {{"model", model_name(options.model, package)},
+                 {"device", machine.device},
+                 {"lanes", options.lanes},
+                 {"rows", rows},
+                 {"context", options.context},
+                 {"step_ms", step_ms},
+                 {"step_bytes", total},
+                 {"weights_bytes", weights},
+                 {"gb_per_s", achieved},
+                 {"kept_per_step", kept_per_lane}};
   out.text = fmt::format(
       "{} · {} · {} lane{} x {} rows · context {}\n  step     {:.3f} ms (median of {})\n"
       "  bytes    {:.3f} GB ({:.3f} weights), {:.2f} GB/s\n",
-      package.name(), machine.device, options.lanes, options.lanes == 1 ? "" : "s", rows, options.context, step_ms,
-      options.steps, static_cast<double>(total) / 1e9, static_cast<double>(weights) / 1e9, achieved);
+      model_name(options.model, package), machine.device, options.lanes, options.lanes == 1 ? "" : "s", rows,
+      options.context, step_ms, options.steps, static_cast<double>(total) / 1e9, static_cast<double>(weights) / 1e9,
+      achieved);
   if (machine.roof) {
     const double share = achieved / machine.roof->read_gb_s;
     out.numbers["roof_gb_per_s"] = machine.roof->read_gb_s;
@@ -211,7 +217,7 @@ Status run_prefill(const BenchOptions& options) {
   one_lane.lanes = 1;
   SPLASH_TRY(Bare bare, Bare::open(one_lane, package, longest + 1));
   SPLASH_TRY_STATUS(bare.prefill(0, std::min(longest, 64)));  // first touch of weights and scratch
-  if (!options.as_json) fmt::print("{} · {}\n", package->name(), machine.device);
+  if (!options.as_json) fmt::print("{} · {}\n", model_name(options.model, *package), machine.device);
   json::array rows;
   for (int length : options.lengths) {
     const auto begun = steady_clock::now();
@@ -221,8 +227,9 @@ Status run_prefill(const BenchOptions& options) {
     if (!options.as_json) fmt::print("  {:6} tokens  {:10.1f} ms  {:8.1f} tokens/s\n", length, ms, length / ms * 1000);
   }
   if (options.as_json)
-    fmt::print("{}\n", json::serialize(json::object{
-                           {"model", package->name()}, {"device", machine.device}, {"prefill", std::move(rows)}}));
+    fmt::print("{}\n", json::serialize(json::object{{"model", model_name(options.model, *package)},
+                                                    {"device", machine.device},
+                                                    {"prefill", std::move(rows)}}));
   return {};
 }
 

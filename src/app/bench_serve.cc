@@ -211,7 +211,7 @@ int run_serve_bench(const ServeBenchOptions& options) {
   if (!server) return complain(server.error());
   auto runtime = Runtime::open(options.model, [](const std::string&) {}, stop.flag());
   if (!runtime) return complain(runtime.error());
-  const std::string name = (*runtime)->package().name(), device = (*runtime)->device();
+  const std::string name = (*runtime)->name(), device = (*runtime)->device();
   const int lanes = (*runtime)->plan().lanes;
   api::Backend backend = (*runtime)->backend();
   auto serving = Serving::open(std::move(*server), std::move(*runtime), std::move(backend));

@@ -137,13 +137,18 @@ Result<std::shared_ptr<const pack::Package>> open_package(const ModelOptions& op
   return pack::open_model(folder, pack_options);
 }
 
+std::string model_name(const ModelOptions& options, const pack::Package& package) {
+  return options.model.empty() ? "splash-tiny" : package.name();
+}
+
 Result<std::unique_ptr<Runtime>> Runtime::open(const ModelOptions& options,
                                                const std::function<void(const std::string&)>& say,
                                                const std::atomic<bool>* stop) {
   std::unique_ptr<Runtime> runtime(new Runtime);
   SPLASH_TRY(runtime->package_, open_package(options, stop));
   const pack::Package& package = *runtime->package_;
-  say(fmt::format("Loading · {}", package.name()));
+  runtime->name_ = model_name(options, package);
+  say(fmt::format("Loading · {}", runtime->name_));
   const auto tokenizer_folder = package.tokenizer_folder();
   if (!tokenizer_folder)
     return fail(ErrorKind::invalid, "{} has no tokenizer.json: it can be measured (splash bench step) but not served",
@@ -181,7 +186,7 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
   open.snapshots = plan_.snapshots;
   open.max_context = plan_.context;
   SPLASH_TRY(model_, models::open(package_, open));
-  say(fmt::format("Plan · {} on {}\n{}", package_->name(), device_, indented(cache::describe(plan_))));
+  say(fmt::format("Plan · {} on {}\n{}", name_, device_, indented(cache::describe(plan_))));
 
   engine::Config config;
   config.use_draft = !options.plain && model_->facts().has_draft;
@@ -198,7 +203,7 @@ void Runtime::stop(Duration grace) {
 
 api::Backend Runtime::backend(Grammars grammars) {
   api::Backend out;
-  out.model = package_->name();
+  out.model = name_;
   out.fingerprint = fmt::format("splash-{}-{:08x}", version,
                                 static_cast<std::uint32_t>(std::hash<std::string>{}(out.model + device_)));
   out.created = std::time(nullptr);

@@ -46,6 +46,9 @@ int chosen_threads(const ModelOptions& options);
 Result<std::shared_ptr<const pack::Package>> open_package(const ModelOptions& options,
                                                           const std::atomic<bool>* stop = nullptr);
 
+// For people and for /v1/models.
+std::string model_name(const ModelOptions& options, const pack::Package& package);
+
 // A model ready to serve. Destroy it after everything that posts to its engine.
 class Runtime {
  public:
@@ -55,6 +58,7 @@ class Runtime {
                                                const std::atomic<bool>* stop = nullptr);
   ~Runtime() { stop(Duration::zero()); }
 
+  const std::string& name() const { return name_; }
   const pack::Package& package() const { return *package_; }
   const cache::MemoryPlan& plan() const { return plan_; }
   const model::Facts& facts() const { return model_->facts(); }
@@ -73,6 +77,7 @@ class Runtime {
   Runtime() = default;
   Status open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say);
 
+  std::string name_;
   std::shared_ptr<const pack::Package> package_;
   text::TextAssets text_;
   cache::MemoryPlan plan_;
