@@ -64,7 +64,7 @@ function(splash_test name)
   target_link_libraries(${name} PRIVATE splash_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 900)
   endif()
   # Unit tests run a second time under the sanitizers; NO_SANITIZER keeps the long ones out of that run.
   set(labels unit ${arg_LABELS})

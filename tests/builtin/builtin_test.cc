@@ -2,9 +2,11 @@
 // the draft gives the ids of greedy without it; alone equals in company; cached equals cold; the draft is really accepted.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
+#include <span>
 #include <thread>
 
 #include "base/clock.h"
@@ -50,6 +52,20 @@ struct Reply {
   link::Usage usage;
   bool operator==(const Reply& other) const { return tokens == other.tokens; }
 };
+
+// KL(softmax(p) || softmax(q)) in nats.
+double kl(std::span<const float> p, std::span<const float> q) {
+  const auto log_sum = [](std::span<const float> logits) {
+    const double most = *std::ranges::max_element(logits);
+    double sum = 0.0;
+    for (float value : logits) sum += std::exp(value - most);
+    return most + std::log(sum);
+  };
+  const double p_sum = log_sum(p), q_sum = log_sum(q);
+  double divergence = 0.0;
+  for (std::size_t i = 0; i < p.size(); ++i) divergence += std::exp(p[i] - p_sum) * ((p[i] - p_sum) - (q[i] - q_sum));
+  return divergence;
+}
 
 class Builtin : public testing::Test {
  protected:
@@ -172,6 +188,38 @@ TEST_F(Builtin, CachedIsAsCold) {
     hits += cached[i].usage.cached_tokens > 0;
   }
   EXPECT_GE(hits, 30);
+}
+
+// The 8-bit activations and the kernels' order of sums against float32 on the same 4-bit weights.
+TEST_F(Builtin, CpuLogitsAreCloseToRef) {
+  std::vector<Token> text;
+  for (int i = 0; text.size() < 320; ++i) text.insert(text.end(), prompts()[i].tokens.begin(), prompts()[i].tokens.end());
+  const auto truth = models::score(*package(), {.backend = models::Backend::ref}, text, {});
+  ASSERT_TRUE(truth.has_value()) << truth.error().message;
+  for (const char* isa : {"scalar", "avx2", "avx512vnni"}) {
+    const auto scores = models::score(*package(), {.threads = 2, .isa = isa}, text, {});
+    if (!scores) {
+      std::printf("%s: %s\n", isa, scores.error().message.c_str());
+      continue;
+    }
+    double divergence = 0.0;
+    int clear = 0, agree = 0;
+    for (int row = 0; row < truth->rows; ++row) {
+      const auto p = std::span(truth->logits).subspan(std::size_t(row) * truth->vocab_size, truth->vocab_size);
+      const auto q = std::span(scores->logits).subspan(std::size_t(row) * truth->vocab_size, truth->vocab_size);
+      divergence += kl(p, q);
+      std::vector<float> top(p.begin(), p.end());
+      std::partial_sort(top.begin(), top.begin() + 2, top.end(), std::greater<>());
+      if (top[0] - top[1] <= 0.05f) continue;
+      ++clear;
+      agree += std::ranges::max_element(p) - p.begin() == std::ranges::max_element(q) - q.begin();
+    }
+    const double mean = divergence / truth->rows;
+    std::printf("%s: mean KL %.2e nats over %d rows, argmax agrees in %d of %d clear rows\n", isa, mean, truth->rows, agree,
+                clear);
+    EXPECT_LE(mean, 2e-3) << isa;
+    EXPECT_GE(agree, 0.99 * clear) << isa;
+  }
 }
 
 }  // namespace
