@@ -180,14 +180,14 @@ TEST_F(Builtin, AloneIsAsInCompanyGreedyAndSeeded) {
 }
 
 TEST_F(Builtin, CachedIsAsCold) {
-  const std::vector<Reply> cold = run({.count = 40});
-  const std::vector<Reply> cached = run({.count = 40, .repeats = 2});
+  const std::vector<Reply> cold = run({.count = 20});
+  const std::vector<Reply> cached = run({.count = 20, .repeats = 2});
   int hits = 0;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(cold[i].tokens, cached[i].tokens) << "prompt " << i;
     hits += cached[i].usage.cached_tokens > 0;
   }
-  EXPECT_GE(hits, 30);
+  EXPECT_GE(hits, 15);
 }
 
 // The 8-bit activations and the kernels' order of sums against float32 on the same 4-bit weights.
