@@ -15,7 +15,7 @@ scripts/setup_client_venv.sh build/client-venv || exit 1
 say "build"
 ninja -C build -j"$jobs" --quiet || exit 1
 say "release tests"
-ctest --test-dir build -j"$jobs" --output-on-failure --no-tests=error 2>&1 | tee build/ctest.log | grep -v '^ *Start ' || true
+ctest --test-dir build -j"$jobs" --output-on-failure --no-tests=error 2>&1 | tee build/ctest.log | grep -v '^ *Start '
 release=${PIPESTATUS[0]}
 
 say "sanitizer build"
@@ -23,7 +23,7 @@ cmake --preset asan >/dev/null || exit 1
 ninja -C build-asan -j"$jobs" --quiet sanitized_tests || exit 1
 say "sanitizer tests"
 ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-  ctest --test-dir build-asan -j"$jobs" -L sanitized --output-on-failure --no-tests=error 2>&1 | tee build/ctest-asan.log | grep -v '^ *Start ' || true
+  ctest --test-dir build-asan -j"$jobs" -L sanitized --output-on-failure --no-tests=error 2>&1 | tee build/ctest-asan.log | grep -v '^ *Start '
 sanitized=${PIPESTATUS[0]}
 
 say "done"
