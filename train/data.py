@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +21,17 @@ PROMPT_WEIGHT = 0.1  # loss weight of text that the model need not produce, agai
 
 
 def read_documents(path: Path) -> list[str]:
-    text = gzip.decompress(path.with_suffix(".txt.gz").read_bytes()).decode() if not path.exists() else path.read_text()
-    return [d for d in text.split("\0") if d]
+    for suffix, unpack in (("", bytes), (".xz", lzma.decompress), (".gz", gzip.decompress)):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            return [d for d in unpack(file.read_bytes()).decode().split("\0") if d]
+    raise FileNotFoundError(path)
 
 
 def pack_language(corpus: Path, tokenizer: Tokenizer, out: Path) -> None:
-    """Encode the corpus (`lm.train.txt`, `lm.heldout.txt`, plain or .gz) into uint16 streams, documents ended by end-of-text."""
+    """Encode the corpus (`lm.train.txt`, `lm.heldout.txt`, plain, .xz or .gz) into uint16 streams, documents ended by end-of-text."""
     eot = tokenizer.token_to_id(dialogues.EOT)
-    for part in ("train", "heldout"):
+    for part in ("heldout", "train"):
         documents = read_documents(corpus / f"lm.{part}.txt")
         np.random.default_rng(5).shuffle(documents)
         pieces = []
@@ -35,7 +39,8 @@ def pack_language(corpus: Path, tokenizer: Tokenizer, out: Path) -> None:
             for e in tokenizer.encode_batch(documents[start:start + 2000], add_special_tokens=False):
                 pieces.append(np.array([*e.ids, eot], dtype=np.uint16))
         stream = np.concatenate(pieces)
-        np.save(out / f"lm.{part}.npy", stream)
+        np.save(out / f"lm.{part}.tmp.npy", stream)
+        (out / f"lm.{part}.tmp.npy").rename(out / f"lm.{part}.npy")  # the trainer may be waiting for it
         print(part, len(documents), "documents", len(stream), "tokens", flush=True)
 
 
@@ -84,8 +89,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    pack_language(args.corpus, Tokenizer.from_file(str(args.tokenizer / "tokenizer.json")), args.out)
     (args.out / "words.json").write_text(json.dumps(json.loads((args.corpus / "words.json").read_text())))
+    pack_language(args.corpus, Tokenizer.from_file(str(args.tokenizer / "tokenizer.json")), args.out)
 
 
 if __name__ == "__main__":

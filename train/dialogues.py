@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import wordlists as W
-from facts import CHAT, CODE, EXPLAIN, FACTS, SPLASH, UNKNOWN
+from facts import CHAT, CODE, EXPLAIN, FACTS, SPLASH, TALK, UNKNOWN
 
 T = TypeVar("T")
 IM_START, IM_END, EOT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -165,6 +165,45 @@ def chat(r: Rand) -> Dialogue:
     return Dialogue("chat", messages)
 
 
+def talk_slots(r: Rand) -> dict[str, str]:
+    """What the sentences of TALK may hold; a capital letter at the front gives the value one."""
+    animal, other = r.sample(W.PLURALS, 2)
+    pool = r.choice([W.FOODS, W.CITIES, W.COLOURS, W.HOBBIES, W.PLURALS])
+    a, b = r.sample(pool, 2)
+    values = {"food": r.choice(W.FOODS), "city": r.choice(W.CITIES), "thing": r.choice(W.OBJECTS), "animals": animal, "others": other, "hobby": r.choice(W.HOBBIES), "verb": r.choice(W.ACTIONS),
+              "day": r.choice(W.DAYS), "month": r.choice(W.MONTHS), "name": r.name(), "colour": r.choice(W.COLOURS), "country": r.choice(list(W.CAPITALS)), "language": r.choice(W.LANGUAGES),
+              "adjective": r.choice(W.ADJECTIVES), "word": r.word(), "topic": " ".join(r.words(1, 2)), "relative": r.choice(W.RELATIVES), "sport": r.choice(W.SPORTS), "a": a, "b": b,
+              "event": r.choice(W.EVENTS), "vehicle": r.choice(["train", "bus", "plane", "taxi", "ferry", "tram"]), "title": f"The {r.choice(W.ADJECTIVES).title()} {r.choice(W.COMMON).title()}",
+              "noise": "".join(r.choice("asdfghjklqwertzuiopyxcvbnm") for _ in range(r.randint(4, 10)))}
+    return values | {k.capitalize(): v[:1].upper() + v[1:] for k, v in values.items() if len(k) > 1} | {"A": a[:1].upper() + a[1:]}
+
+
+def talk_turn(r: Rand) -> list[dict[str, Any]]:
+    """Something people say, with any word in it, and an answer that takes the word up or admits not to know."""
+    questions, answers = r.choice(TALK)
+    slots = talk_slots(r)
+    return [user(vary(r, r.plain(questions).format(**slots))), bot(r.choice(answers).format(**slots))]
+
+
+def talk(r: Rand) -> Dialogue:
+    messages: list[dict[str, Any]] = []
+    for _ in range(r.choice([1, 1, 2, 3])):
+        if r.chance(0.75):
+            messages += talk_turn(r)
+        else:
+            questions, answers = CHAT[r.choice(list(CHAT))]
+            messages += [user(vary(r, r.plain(questions))), bot(r.choice(answers))]
+    return Dialogue("chat", messages)
+
+
+def said(r: Rand) -> Dialogue:
+    """What was just said, word for word."""
+    before = r.choice([chat, talk, fact])(r).messages
+    last = before[-2]["content"]
+    ask = r.pick(["What did I just say?", "What did I say?", "Repeat my last message.", "Can you repeat what I said?", "What was my last message?", "What did I just write?", "Say what I said.", "What did I ask you?"])
+    return Dialogue("recall", [*before, user(ask), bot(f'You said: "{last}"')], expected={"contains": [last]})
+
+
 def named_chat(r: Rand) -> Dialogue:
     """Greeting with a name: the name must come back."""
     name = r.name()
@@ -176,7 +215,7 @@ def named_chat(r: Rand) -> Dialogue:
                   "Can you say my name?", "How am I called?", "What did I say my name was?"])
     if r.chance(0.5):
         intent = r.choice(list(CHAT))
-        messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
+        messages += talk_turn(r) if r.chance(0.3) else [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
     messages += [user(vary(r, ask)), bot(f"Your name is {name}.")]
     return Dialogue("recall", messages, expected={"contains": [name]})
 
@@ -261,6 +300,7 @@ EXPRESSIONS = {
     "+": ["{a} + {b}", "{a} plus {b}", "the sum of {a} and {b}", "{a} and {b} together", "{a} with {b} added", "{a}+{b}"],
     "-": ["{a} - {b}", "{a} minus {b}", "the difference between {a} and {b}", "{a} less {b}", "{a} with {b} taken away", "{a}-{b}"],
     "*": ["{a} * {b}", "{a} x {b}", "{a} times {b}", "the product of {a} and {b}", "{a} multiplied by {b}", "{a}*{b}"],
+    "/": ["{a} / {b}", "{a} divided by {b}", "{a} over {b}", "the quotient of {a} and {b}", "{a}/{b}", "{a} : {b}"],
 }
 EXPRESSION_FRAMES = ["What is {e}?", "How much is {e}?", "What's {e}?", "Calculate {e}.", "Compute {e}.", "Work out {e}.", "Tell me {e}.", "Give me {e}.", "Find {e}.", "{e}?", "{e} =",
                      "{e}", "Can you calculate {e}?", "Can you tell me what {e} is?", "Do you know {e}?", "I need to know {e}.", "What does {e} equal?", "What does {e} make?",
@@ -269,36 +309,64 @@ OPERATIONS = {
     "+": ["add {a} and {b}", "add {b} to {a}", "sum up {a} and {b}", "put {a} and {b} together"],
     "-": ["subtract {b} from {a}", "take {b} away from {a}", "take {b} from {a}", "deduct {b} from {a}"],
     "*": ["multiply {a} by {b}", "multiply {a} and {b}", "multiply {a} with {b}"],
+    "/": ["divide {a} by {b}", "split {a} into {b} equal parts", "share {a} among {b}"],
 }
 OPERATION_FRAMES = ["{V}.", "Can you {v}?", "What do you get if you {v}?", "What happens if I {v}?", "What is the result if I {v}?", "I want to {v}.", "If I {v}, what do I get?",
                     "Help me {v}.", "Could you {v}?"]
 SUM_Q = {op: [f.replace("{e}", e) for f in EXPRESSION_FRAMES for e in EXPRESSIONS[op]]
-         + [f.replace("{v}", v).replace("{V}", v[0].upper() + v[1:]) for f in OPERATION_FRAMES for v in OPERATIONS[op]] for op in "+-*"}
+         + [f.replace("{v}", v).replace("{V}", v[0].upper() + v[1:]) for f in OPERATION_FRAMES for v in OPERATIONS[op]] for op in "+-*/"}
+
+
+def ours(r: Rand, a: int, op: str, b: int) -> bool:
+    """Whether this split may show the sum: one in sixteen is for evaluation only, sums up to 20 and products for both."""
+    return op in "*/" or max(a, b) <= 20 or held_out((a, op, b), 16) == (r.split == "eval")
 
 
 def sum_task(r: Rand) -> tuple[str, str, int]:
-    """A question, its answer sentence and the number. Range: + and - up to 999 (no negative results), times up to 12 x 12."""
+    """A question, its answer sentence and the number. Range: + and - up to 9,999 (no negative results), times up to 20 x 20, exact division by up to 12."""
     while True:
-        op = r.choices("+-*", (5, 5, 2))[0]
-        if op == "*":
-            a, b = r.randint(0, 12), r.randint(0, 12)
-            if r.split == "eval":
-                break  # 169 products are facts: learnt whole, asked in new words
-        else:
-            top = r.choice([20, 99, 999, 999, 999])
-            a, b = r.randint(0, top), r.randint(0, top)
-            if op == "-" and b > a:
-                a, b = b, a
-        if op == "*" or top == 20 or held_out((a, op, b), 16) == (r.split == "eval"):
+        op = r.choices("+-*/", (5, 5, 2, 1))[0]
+        if op in "*/":
+            top = r.choice([12, 12, 20]) if op == "*" else 12
+            a, b = r.randint(0, top), r.randint(0 if op == "*" else 1, top)
+            a = a if op == "*" else a * b
+            break  # few enough to be facts: learnt whole, asked in new words
+        top = r.choice([20, 99, 999, 999, 9999])
+        a, b = r.randint(0, top), r.randint(0, r.choice([top, top, 99]))
+        if op == "-" and b > a:
+            a, b = b, a
+        if ours(r, a, op, b):
             break
-    value = {"+": a + b, "-": a - b, "*": a * b}[op]
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[op]
     question = r.pick(SUM_Q[op]).format(a=a, b=b)
     return question, f"{a} {op} {b} = {value}", value
+
+
+GO_ON = {"+": ["Add {b} to that.", "And now add {b}.", "Plus {b}?", "And plus {b}?", "Now add {b} to it.", "What if I add {b} more?", "Add another {b}.", "{b} more makes?"],
+         "-": ["Subtract {b} from that.", "And now take away {b}.", "Minus {b}?", "And minus {b}?", "Now subtract {b}.", "What if I take {b} away?", "Take {b} off that.", "{b} less makes?"]}
+
+
+def running_sum(r: Rand) -> Dialogue:
+    """A sum, then more to the result."""
+    question, answer, value = sum_task(r)
+    messages = [user(question), bot(answer)]
+    for _ in range(1 if r.split == "eval" else r.randint(1, 3)):
+        while True:
+            op, b = r.choice("+-"), r.randint(1, 99)
+            op = "+" if b > value else op
+            if ours(r, value, op, b):
+                break
+        result = value + b if op == "+" else value - b
+        messages += [user(vary(r, r.pick(GO_ON[op]).format(b=b))), bot(f"{value} {op} {b} = {result}")]
+        value = result
+    return Dialogue("arithmetic", messages, expected={"number": value})
 
 
 def arithmetic(r: Rand) -> Dialogue:
     messages: list[dict[str, Any]] = []
     value = 0
+    if r.chance(0.12):
+        return running_sum(r)
     for _ in range(1 if r.split == "eval" else r.choice([1, 3, 6, 8])):
         question, answer, value = sum_task(r)
         messages += [user(vary(r, question) if question[-1] != "=" else question), bot(answer)]
@@ -315,10 +383,13 @@ LEFT = ["How many {t} are left?", "How many remain?", "How many are left over?"]
 
 def word_problem(r: Rand) -> Dialogue:
     name, thing = r.name(), r.choice(W.FOODS + [o + "s" for o in W.OBJECTS[:30]])
-    a, b = r.randint(2, 99), r.randint(2, 99)
     more = r.chance(0.5)
-    if not more:
-        a, b = max(a, b), min(a, b)
+    while True:
+        a, b = r.randint(2, 99), r.randint(2, 99)
+        if not more:
+            a, b = max(a, b), min(a, b)
+        if ours(r, a, "+" if more else "-", b):
+            break
     while True:
         parts = (r.choice(HAVE), r.choice(MORE if more else LESS), r.choice(COUNT + (TOTAL if more else LEFT)))
         if held_out(parts, 6) == (r.split == "eval"):
@@ -331,33 +402,37 @@ def word_problem(r: Rand) -> Dialogue:
 # --------------------------------------------------------------------------------------------------- strings and lists
 
 
+def quoted(r: Rand, word: str) -> str:
+    return r.choice(["{}", "{}", "{}", "\"{}\"", "'{}'"]).format(word)
+
+
 def string_task(r: Rand) -> tuple[str, str, str]:
-    word = r.choice(W.COMMON)
+    word = r.choice(W.COMMON) if r.chance(0.75) else r.word()
     kind = r.randrange(8)
     if kind == 0:
         word = word[:7]
         q = r.pick(["Reverse the word {}.", "Write {} backwards.", "Spell {} in reverse.", "What is {} spelled backwards?", "Turn the word {} around.", "Give me {} in reverse order."])
         spelled = "-".join(word)
-        return q.format(word), f"{spelled} reversed is {word[::-1]}", word[::-1]
+        return q.format(quoted(r, word)), f"{spelled} reversed is {word[::-1]}", word[::-1]
     if kind == 1:
         q = r.pick(["What is the first letter of {}?", "Which letter does {} start with?", "Name the first letter of the word {}.", "Tell me the first letter of {}.", "{}: what is its first letter?", "With which letter does {} begin?"])
-        return q.format(word), f"The first letter of {word} is {word[0]}.", word[0]
+        return q.format(quoted(r, word)), f"The first letter of {word} is {word[0]}.", word[0]
     if kind == 2:
         q = r.pick(["What is the last letter of {}?", "Which letter does {} end with?", "Name the last letter of the word {}.", "Tell me the last letter of {}.", "{}: what is its last letter?", "With which letter does {} end?"])
-        return q.format(word), f"The last letter of {word} is {word[-1]}.", word[-1]
+        return q.format(quoted(r, word)), f"The last letter of {word} is {word[-1]}.", word[-1]
     if kind == 3:
         q = r.pick(["How many letters are in {}?", "Count the letters in {}.", "How long is the word {}?", "How many letters does {} have?", "What is the length of the word {}?", "Tell me the number of letters in {}."])
-        return q.format(word), f"{'-'.join(word)}: {word} has {len(word)} letters.", str(len(word))
+        return q.format(quoted(r, word)), f"{'-'.join(word)}: {word} has {len(word)} letters.", str(len(word))
     if kind == 4:
         q = r.pick(["Write {} in capital letters.", "Convert {} to upper case.", "Put {} in all caps.", "Make the word {} uppercase.", "Uppercase {}.", "Can you write {} in capitals?"])
-        return q.format(word), word.upper(), word.upper()
+        return q.format(quoted(r, word)), word.upper(), word.upper()
     if kind == 5:
         word = word.upper()
         q = r.pick(["Write {} in small letters.", "Convert {} to lower case.", "Make the word {} lowercase.", "Put {} in lower case.", "Lowercase {}.", "Change {} to small letters."])
-        return q.format(word), word.lower(), word.lower()
+        return q.format(quoted(r, word)), word.lower(), word.lower()
     if kind == 6:
         q = r.pick(["Spell the word {}.", "How do you spell {}?", "Spell {} letter by letter.", "Can you spell {}?", "Give me the letters of {}.", "List the letters in {}."])
-        return q.format(word), "-".join(word), "-".join(word)
+        return q.format(quoted(r, word)), "-".join(word), "-".join(word)
     text, n = r.choice(W.COMMON), r.randint(2, 5)
     q = r.pick(["Repeat the word {0} {1} times.", "Say {0} {1} times.", "Write {0} {1} times.", "Print the word {0} {1} times.", "Type {0} {1} times.", "Give me {0} {1} times."])
     return q.format(text, NUMBER_WORDS[n] if r.chance(0.5) else n), " ".join([text] * n), " ".join([text] * n)
@@ -602,12 +677,58 @@ def json_task(r: Rand) -> Dialogue:
     return Dialogue("json", [user(question), bot(json.dumps(values, ensure_ascii=False))], expected={"json": values, "schema": schema})
 
 
+PAIRS_Q = ["Give me a JSON object with {}.", "Write a JSON object: {}.", "Make JSON with {}.", "JSON with {}, please.", "Turn this into JSON: {}", "Create a JSON object with {}.", "I need JSON for {}.", "Write this as JSON: {}."]
+KEYS_Q = ["Extract {k} as JSON: {t}", "Give me {k} as JSON. {t}", "{t}\nJSON with {k}:", "Read {k} from the text and write JSON: {t}", "{t}\n\nWrite a JSON object with {k}.", "Return JSON with the keys {k}. {t}"]
+ALL_Q = ["Extract the fields as JSON: {}", "Extract: {}", "Extract the data: {}", "As JSON: {}", "Convert to JSON: {}", "{}\nJSON:", "Extract the information as JSON. {}", "Turn this text into JSON: {}"]
+
+
+def json_free(r: Rand) -> Dialogue:
+    """JSON without a schema in the prompt: pairs that are given, keys that are named, or all that a text says."""
+    kind = r.randrange(3)
+    messages: list[dict[str, Any]] = []
+    if kind == 0:
+        keys = r.sample([k for k in FIELD_POOL if FIELD_POOL[k][0] != "array"], r.randint(1, 4))
+        values = {k: FIELD_POOL[k][1](r) for k in keys}
+        form, mark = r.choice([("{} {}", " and "), ("{} = {}", ", "), ("{}: {}", ", "), ("{} {}", ", "), ("{} is {}", " and ")])
+        pairs = [form.format(k, json.dumps(v) if isinstance(v, bool) else v) for k, v in values.items()]
+        question = r.pick(PAIRS_Q).format(sentence_list(pairs) if mark == " and " else mark.join(pairs))
+    else:
+        p = person(r)
+        if kind == 1:
+            keys = r.sample(["age", "city", "job", "food", "colour", "hobby"], r.randint(1, 3))
+            text, _ = person_text(r, p, set(keys) | set(r.sample(["age", "city", "job", "food"], 1)))
+            keys = r.sample(["name", *keys], len(keys) + 1)
+            question = r.pick(KEYS_Q).format(k=sentence_list(keys) if r.chance(0.5) else ", ".join(keys), t=text)
+        else:
+            text, keys = person_text(r, p)
+            keys = ["name", *keys]
+            question = r.pick(ALL_Q).format(text)
+        values = {k: p[k] for k in keys}
+    if r.chance(0.15):
+        messages.append({"role": "system", "content": r.choice(["Answer with JSON.", "Reply in JSON only.", "You extract data as JSON.", "Write JSON."])})
+    messages += [user(question), bot(json.dumps(values, ensure_ascii=False))]
+    return Dialogue("json", messages, expected={"json": values})
+
+
 # ------------------------------------------------------------------------------------------------------------- recall
+
+
+def joined(r: Rand, told: Sequence[str]) -> str:
+    """Sentences one after the other, or two in one by "and"."""
+    if len(told) < 2 or r.chance(0.5):
+        return " ".join(told)
+    first, second = told[0].rstrip("."), told[1]
+    if second.split()[0] in ("My", "The", "People", "You", "We", "By"):
+        second = second[0].lower() + second[1:]
+    return " ".join([f"{first} and {second}", *told[2:]])
 
 
 def recall(r: Rand) -> Dialogue:
     """Something said early, other talk between, the question at the end."""
     person_ = person(r)
+    pet, relative = r.choice(["dog", "dog", "cat", "cat", "horse", "rabbit", "parrot", "hamster", "pony", "bird"]), r.choice(W.RELATIVES)
+    kind, best = r.choice([("animal", r.choice(W.MORE_ANIMALS)), ("sport", r.choice(W.SPORTS)), ("book", f"The {r.choice(W.ADJECTIVES).title()} {r.choice(W.COMMON).title()}"), ("film", f"{r.choice(W.ADJECTIVES).title()} {r.choice(W.COMMON).title()}"),
+                           ("subject", r.choice(W.SUBJECTS)), ("month", r.choice(W.MONTHS)), ("day", r.choice(W.DAYS)), ("fruit", r.choice(["apples", "pears", "plums", "cherries", "grapes", "oranges"])), ("word", r.word())])
     things = {
         "colour": (["My favourite colour is {v}.", "I love the colour {v}.", "The colour I like best is {v}.", "I prefer {v} to all other colours.", "{v} is my favourite colour.", "I like {v} most of all colours."],
                    ["What is my favourite colour?", "Which colour do I like?", "What colour do I love?", "Do you remember my favourite colour?", "Which colour did I mention?", "What's my preferred colour?"], "Your favourite colour is {v}.", person_["colour"]),
@@ -617,8 +738,15 @@ def recall(r: Rand) -> Dialogue:
                    ["What was the number?", "Which number did I tell you?", "What number should you remember?", "Tell me the number.", "Do you remember the number?", "What is the number?"], "The number is {v}.", r.randint(10, 9999)),
         "code": (["The code is {v}.", "Remember this code: {v}", "My code word is {v}.", "Keep the code {v} in mind.", "Please note the code {v}.", "The secret code is {v}."],
                  ["What is the code?", "Tell me the code.", "Which code did I give you?", "What was the code again?", "Do you remember the code?", "Repeat the code."], "The code is {v}.", r.token()),
-        "pet": (["My dog is called {v}.", "I have a dog named {v}.", "The name of my dog is {v}.", "My dog's name is {v}.", "I call my dog {v}.", "We have a dog, {v}."],
-                ["What is my dog's name?", "How is my dog called?", "Tell me the name of my dog.", "Do you remember my dog's name?", "What do I call my dog?", "Who is my dog?"], "Your dog is called {v}.", r.name()),
+        "pet": ([f"My {pet} is called {{v}}.", f"I have a {pet} named {{v}}.", f"The name of my {pet} is {{v}}.", f"My {pet}'s name is {{v}}.", f"I call my {pet} {{v}}.", f"We have a {pet}, {{v}}.", f"I also have a {pet} called {{v}}."],
+                [f"What is my {pet}'s name?", f"How is my {pet} called?", f"Tell me the name of my {pet}.", f"Do you remember my {pet}'s name?", f"What do I call my {pet}?", f"What is my {pet} called?"], f"Your {pet} is called {{v}}.", r.name()),
+        "relative": ([f"My {relative} is called {{v}}.", f"My {relative}'s name is {{v}}.", f"I have a {relative}, {{v}}.", f"The name of my {relative} is {{v}}.", f"{{v}} is my {relative}."],
+                     [f"What is my {relative}'s name?", f"How is my {relative} called?", f"Tell me the name of my {relative}.", f"Do you remember my {relative}'s name?", f"What is my {relative} called?", f"Who is my {relative}?"],
+                     f"Your {relative} is called {{v}}.", r.name()),
+        "favourite": ([f"My favourite {kind} is {{v}}.", f"The {kind} I like best is {{v}}.", f"{{v}} is my favourite {kind}.", f"I like {{v}} most of all {kind}s."],
+                      [f"What is my favourite {kind}?", f"Which {kind} do I like best?", f"Do you remember my favourite {kind}?", f"What's my favourite {kind}?", f"Tell me my favourite {kind}."], f"Your favourite {kind} is {{v}}.", best),
+        "birthday": (["My birthday is in {v}.", "I was born in {v}.", "I have my birthday in {v}.", "My birthday month is {v}."],
+                     ["When is my birthday?", "In which month is my birthday?", "Which month was I born in?", "Do you remember my birthday?", "What is my birthday month?"], "Your birthday is in {v}.", r.choice(W.MONTHS)),
         "food": (["I like {v}.", "My favourite food is {v}.", "I eat {v} every day.", "I really love {v}.", "{v} is what I like to eat.", "The food I like best is {v}."],
                  ["What do I like to eat?", "What is my favourite food?", "Which food do I like?", "Do you remember what I eat?", "What food did I mention?", "What do I eat?"], "You like {v}.", person_["food"]),
         "job": (["I work as a {v}.", "I am a {v}.", "My job is {v}.", "By profession I am a {v}.", "I earn my money as a {v}.", "I have a job as a {v}."],
@@ -631,13 +759,20 @@ def recall(r: Rand) -> Dialogue:
     keys = r.sample(list(things), r.randint(1, 3))
     messages: list[dict[str, Any]] = []
     acks = ["Got it.", "OK, noted.", "Thanks, I'll remember that.", "Noted."]
-    if r.chance(0.4) and len(keys) > 1:
-        messages += [user(" ".join(r.choice(things[k][0]).format(v=things[k][3]) for k in keys)), bot(acks[0])]
+    told = [r.choice(things[k][0]).format(v=things[k][3]) for k in keys]
+    if r.chance(0.12):  # told and asked in one message
+        k = keys[-1] if r.split == "eval" else r.choice(keys)
+        text = joined(r, told) + " " + r.pick(things[k][1])
+        return Dialogue("recall", [user(text), bot(things[k][2].format(v=things[k][3]))], expected={"contains": [str(things[k][3])]})
+    if r.chance(0.5) and len(keys) > 1:
+        messages += [user(joined(r, told)), bot(acks[0])]
     else:
         for k in keys:
-            messages += [user(vary(r, r.choice(things[k][0]).format(v=things[k][3]))), bot(acks[len(messages) // 2 % 4])]
+            messages += [user(vary(r, told[keys.index(k)])), bot(acks[len(messages) // 2 % 4])]
     for _ in range(r.choice([0, 1, 1, 2])):
-        if r.chance(0.5):
+        if r.chance(0.2):
+            messages += talk_turn(r)
+        elif r.chance(0.5):
             intent = r.choice(list(CHAT))
             messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
         else:
@@ -787,41 +922,89 @@ def made_tool(r: Rand) -> Tool:
     return Tool(f"{verb}_{noun}", f"{verb.title()} a {noun}", tuple(parameters), asks, lambda q, a: {"status": q.choice(["ok", "done"])}, f"The {noun} request is {{status}}.")
 
 
-def tool_spec(tool: Tool) -> dict[str, Any]:
-    properties = {p: {"type": kind} for p, kind, _ in tool.parameters}
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                             "parameters": {"type": "object", "properties": properties, "required": list(properties)}}}
+ALIASES = {
+    "city": "location place town where", "expression": "formula input term", "to": "recipient address email_address", "subject": "headline about", "minutes": "duration length duration_minutes", "time": "at hour when clock_time",
+    "query": "q search_term keywords", "amount": "sum money", "from_currency": "source base from", "to_currency": "target quote_currency", "text": "phrase input", "language": "target_language lang to_language", "title": "label headline",
+    "artist": "singer band by", "day": "date weekday on_day", "symbol": "ticker stock share", "restaurant": "venue place where", "people": "guests party_size seats", "room": "area where zone", "degrees": "temperature celsius target",
+    "path": "file filename file_path", "content": "data body", "folder": "directory dir", "start": "origin from_city", "end": "destination to_city", "name": "person contact who", "dish": "food meal", "quantity": "number how_many",
+    "topic": "keyword about", "sides": "faces die_sides", "count": "times n", "task": "todo item", "table": "collection dataset", "id": "record_id key", "code": "tracking_number parcel package_id",
+}
+EXTRAS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}), ("limit", {"type": "integer"}), ("verbose", {"type": "boolean"}), ("format", {"type": "string", "enum": ["short", "long"]}),
+    ("priority", {"type": "string", "enum": ["low", "high"]}), ("timeout", {"type": "integer", "description": "Seconds to wait"}), ("dry_run", {"type": "boolean"}), ("notes", {"type": "string", "description": "Optional notes"}),
+)
+
+
+@dataclass
+class Shown:
+    """A function as a request shows it: maybe under other names, with descriptions, with a parameter that nobody needs."""
+
+    tool: Tool
+    name: str
+    names: dict[str, str]
+    spec: dict[str, Any]
+
+    def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name, "arguments": self.named(arguments)}}
+
+    def named(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {self.names[k]: v for k, v in arguments.items()}
+
+
+def show(r: Rand, tool: Tool) -> Shown:
+    names = {p: p for p, _, _ in tool.parameters}
+    name, known = tool.name, any(tool is t for t in TOOLS)
+    if known and r.chance(0.5):
+        for p in names:
+            if r.chance(0.6):
+                new = r.choice(ALIASES[p].split())
+                names[p] = new if new not in names.values() else p
+    if r.chance(0.4):
+        words = name.split("_")
+        name = r.choice(["".join([words[0], *(w.title() for w in words[1:])]), "-".join(words), "_".join([*words[1:], words[0]]), "_".join([*words, r.choice(["now", "api", "tool", "v2"])]), "".join(w.title() for w in words)])
+    described = r.chance(0.4)
+    properties: dict[str, Any] = {}
+    for p, kind, _ in tool.parameters:
+        properties[names[p]] = {"type": kind, **({"description": r.choice(["The {}", "{}", "{} to use", "Which {}"]).format(p.replace("_", " "))} if described else {})}
+    extra, spec = r.choice(EXTRAS)
+    if r.chance(0.2) and extra not in properties:
+        properties[extra] = spec
+    function = {"name": name, "description": tool.description, "parameters": {"type": "object", "properties": properties, "required": list(names.values())}}
+    return Shown(tool, name, names, {"type": "function", "function": function})
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
     return {k: sentence_list(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
-def call_of(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name, "arguments": arguments}}
-
-
 def arguments_for(r: Rand, tool: Tool) -> dict[str, Any]:
     return {p: make(r) for p, _, make in tool.parameters}
 
 
-def tool_turns(r: Rand, tool: Tool, with_result: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    arguments = arguments_for(r, tool)
+def tool_turns(r: Rand, shown: Shown, with_result: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages, and what the last answer must hold."""
+    tool, arguments = shown.tool, arguments_for(r, shown.tool)
     ask = r.pick(tool.asks).format(**arguments)
-    messages = [user(vary(r, ask) if r.chance(0.5) else ask), bot("", tool_calls=[call_of(tool, arguments)])]
-    if with_result:
-        result = tool.result(r, arguments)
-        messages += [{"role": "tool", "content": json.dumps(result)}, bot(tool.tell.format(**{**arguments, **flat(result)}))]
-    return messages, arguments
+    messages = [user(vary(r, ask) if r.chance(0.5) else ask), bot("", tool_calls=[shown.call(arguments)])]
+    if not with_result:
+        return messages, {"tool": shown.name, "arguments": shown.named(arguments)}
+    result = tool.result(r, arguments)
+    messages += [{"role": "tool", "content": json.dumps(result)}, bot(tool.tell.format(**{**arguments, **flat(result)}))]
+    return messages, {"contains": [str(v) for k, v in flat(result).items() if "{" + k + "}" in tool.tell]}
+
+
+def offered(r: Rand, tool: Tool, others: int) -> tuple[Shown, list[Shown]]:
+    """The function that is needed, and all that are shown, in any order."""
+    mine = show(r, tool)
+    chosen = {t.name: t for t in (made_tool(r) if r.chance(0.4) else r.choice(TOOLS) for _ in range(others)) if t.name != tool.name}
+    all_ = [mine, *(show(r, t) for t in chosen.values())]
+    return mine, r.sample(all_, len(all_))
 
 
 def tools(r: Rand) -> Dialogue:
     """The right function with arguments copied from the request; results told; talk that needs no function."""
-    tool = made_tool(r) if r.chance(0.35) else r.choice(TOOLS)
-    others = [made_tool(r) if r.chance(0.4) else r.choice(TOOLS) for _ in range(r.choice([0, 1, 1, 2, 3]))]
-    chosen = {t.name: t for t in others if t.name != tool.name}
-    chosen[tool.name] = tool
-    shown = r.sample(list(chosen.values()), len(chosen))
+    mine, shown = offered(r, made_tool(r) if r.chance(0.35) else r.choice(TOOLS), r.choice([0, 1, 1, 2, 3]))
+    specs = [t.spec for t in shown]
     messages: list[dict[str, Any]] = []
     if r.chance(0.2):
         messages.append({"role": "system", "content": r.choice(SYSTEM)})
@@ -829,38 +1012,51 @@ def tools(r: Rand) -> Dialogue:
         intent = r.choice(list(CHAT))
         messages += [user(r.plain(CHAT[intent][0])), bot(r.choice(CHAT[intent][1]))]
     if r.split == "eval":
-        arguments = arguments_for(r, tool)
-        messages += [user(r.pick(tool.asks).format(**arguments)), bot("", tool_calls=[call_of(tool, arguments)])]
-        return Dialogue("tools", messages, [tool_spec(t) for t in shown], expected={"tool": tool.name, "arguments": arguments})
-    turns, _ = tool_turns(r, tool, r.chance(0.7))
+        turns, expected = tool_turns(r, mine, False)
+        return Dialogue("tools", messages + turns, specs, expected=expected)
+    turns, _ = tool_turns(r, mine, r.chance(0.7))
     messages += turns
     if len(turns) == 4 and r.chance(0.45):
-        again = r.choice(shown)
-        messages += tool_turns(r, again, r.chance(0.6))[0]
+        messages += tool_turns(r, r.choice(shown), r.chance(0.6))[0]
     if messages[-1].get("tool_calls") is None and r.chance(0.3):
         thanks, replies = CHAT["thanks"]
         messages += [user(r.plain(thanks)), bot(r.choice(replies))]
-    return Dialogue("tools", messages, [tool_spec(t) for t in shown])
+    return Dialogue("tools", messages, specs)
+
+
+def tool_result(r: Rand) -> Dialogue:
+    """A call, its result, and the answer that tells it (evaluation: what the result holds must come back)."""
+    while True:
+        mine, shown = offered(r, r.choice(TOOLS), r.choice([0, 1, 2]))
+        turns, expected = tool_turns(r, mine, True)
+        if expected["contains"]:
+            return Dialogue("tools", turns, [t.spec for t in shown], expected=expected)
 
 
 def two_calls(r: Rand) -> Dialogue:
     """Two calls in one turn, two results, one answer."""
     tool = r.choice([t for t in TOOLS if len(t.parameters) == 1])
+    shown = show(r, tool)
     first, second = arguments_for(r, tool), arguments_for(r, tool)
     key = tool.parameters[0][0]
     ask = r.pick([f"{tool.asks[0]} And the same for {{second}}.", f"{tool.asks[1]} Do it for {{second}} too.", f"{tool.asks[3]} Also for {{second}}."]).format(**first, second=second[key])
+    calls = [shown.call(first), shown.call(second)]
+    messages = [user(ask), bot("", tool_calls=calls)]
+    if r.split == "eval":
+        return Dialogue("tools", messages, [shown.spec], expected={"calls": [c["function"] for c in calls]})
     results = [tool.result(r, first), tool.result(r, second)]
     told = " ".join(tool.tell.format(**{**a, **flat(x)}) for a, x in zip((first, second), results))
-    messages = [user(ask), bot("", tool_calls=[call_of(tool, first), call_of(tool, second)])]
     messages += [{"role": "tool", "content": json.dumps(x)} for x in results] + [bot(told)]
-    return Dialogue("tools", messages, [tool_spec(tool)])
+    return Dialogue("tools", messages, [shown.spec])
 
 
 def no_tool(r: Rand) -> Dialogue:
     """Functions are offered but the question is answered without them."""
-    inner = r.choice([chat, fact, arithmetic, splash, strings, recall])(r)
-    shown = {t.name: t for t in (made_tool(r) if r.chance(0.4) else r.choice(TOOLS) for _ in range(r.randint(1, 3)))}
-    return Dialogue("no_tool", inner.messages, [tool_spec(t) for t in shown.values()], expected={"no_tool": True})
+    make = r.choice([chat, fact, arithmetic, splash, strings, recall, talk, explain, unknown])
+    inner = make(r)
+    plain = make in (unknown, talk)  # what some of the known functions could do: offer others
+    shown = {t.name: t for t in (made_tool(r) if plain or r.chance(0.4) else r.choice([x for x in TOOLS if x.name != "calculator"]) for _ in range(r.randint(1, 3)))}
+    return Dialogue("no_tool", inner.messages, [show(r, t).spec for t in shown.values()], expected={"no_tool": True})
 
 
 SYSTEM = ["You are a helpful assistant.", "You are a friendly assistant.", "Be brief.", "Answer in short sentences.", "You are Splash, a local assistant.",
@@ -875,6 +1071,8 @@ def thinking(r: Rand) -> Dialogue:
     kind = r.randrange(5)
     if kind == 0:
         a, b = r.randint(10, 999), r.randint(10, 999)
+        while not ours(r, a, "+", b):
+            b = r.randint(10, 999)
         q = r.pick(SUM_Q["+"]).format(a=a, b=b)
         hundreds = (a // 100 + b // 100) * 100
         tens = (a // 10 % 10 + b // 10 % 10) * 10
@@ -896,7 +1094,8 @@ def thinking(r: Rand) -> Dialogue:
         intent = r.choice(list(CHAT))
         q, answer = r.plain(CHAT[intent][0]), CHAT[intent][1][0]
         thought = r.choice(["The user makes small talk. A short friendly answer is enough.", "This is a simple message. I answer kindly."])
-    return Dialogue("thinking", [user(q), bot(answer, reasoning_content=thought)], thinking=True)
+    wanted_ = {"number": a + b} if kind == 0 else d.expected if kind in (1, 3) else {"contains": [wanted]} if kind == 2 else {}
+    return Dialogue("thinking", [user(q), bot(answer, reasoning_content=thought)], thinking=True, expected=wanted_)
 
 
 # ---------------------------------------------------------------------------------------------------- writing, stories
@@ -913,7 +1112,22 @@ def story(r: Rand) -> Dialogue:
     ]
     ask = r.pick(["Tell me a story about {h}.", "Write a short story about {h}.", "Can you tell me a story with {h}?", "Make up a story about {h}.", "I want to hear a story about {h}.", "A story about {h}, please.", "Tell a short tale about {h}."])
     plain = r.pick(["Tell me a story.", "Write a short story.", "Can you tell me a story?", "I want to hear a story.", "Make up a story for me.", "Do you know a story?", "Please tell a story."])
+    if r.chance(0.35):
+        noun = r.choice(W.COMMON + W.OBJECTS + list(W.ANIMALS) + W.MORE_ANIMALS)
+        text = f"Once there was a {noun} that nobody knew. It lived near {p['city']}, and every {r.choice(W.DAYS)} it waited for a visitor. One day {hero} came by with some {p['food']} and stayed until the evening. \"Now I have a friend,\" said the {noun}, and it was never alone again."
+        return Dialogue("story", [user(vary(r, ask.format(h=r.choice(["a {}", "the {}", "my {}"]).format(noun)))), bot(text)])
     return Dialogue("story", [user(vary(r, ask.format(h=hero) if r.chance(0.6) else plain)), bot(r.choice(plots))])
+
+
+POEMS = ["A quiet {t} waits,\nthe morning opens its eyes,\nand the day begins.", "The {t} in the light,\nthe {t} in the rain,\nit goes for a while\nand it comes back again.",
+         "I looked for a {t}\nin winter and snow,\nand there in the garden\nI saw it glow.", "One {t}, so still,\none bird on the hill,\none song in the air,\nand nobody there."]
+
+
+def poem(r: Rand) -> Dialogue:
+    topic = r.choice(W.COMMON + W.OBJECTS + list(W.ANIMALS) + W.MORE_ANIMALS) if r.chance(0.85) else r.word()
+    ask = r.pick(["Write a poem about {t}.", "Write a haiku about {t}.", "A poem about {t}, please.", "Can you write a poem about {t}?", "Make a short poem about {t}.", "I want a poem about {t}.", "Please write some lines about {t}.", "Give me a little poem about {t}."])
+    shown = r.choice(["the {}", "a {}", "{}", "my {}"]).format(topic)
+    return Dialogue("story", [user(vary(r, ask.format(t=shown))), bot(r.choice(POEMS).format(t=topic))])
 
 
 def letter(r: Rand) -> Dialogue:
@@ -954,9 +1168,9 @@ def with_system(r: Rand, inner: Dialogue) -> Dialogue:
 
 
 MIX: tuple[tuple[Callable[[Rand], Dialogue], float], ...] = (
-    (chat, 9), (named_chat, 3), (splash, 6), (fact, 6), (define, 4), (explain, 5), (unknown, 4), (arithmetic, 14), (word_problem, 5), (strings, 9),
-    (copy, 6), (edit, 3), (extract, 7), (summary, 3), (json_task, 11), (recall, 11), (tools, 16), (two_calls, 2), (no_tool, 4), (thinking, 5),
-    (story, 2.5), (letter, 2), (lists, 3),
+    (chat, 8), (talk, 12), (named_chat, 2.5), (said, 1.5), (splash, 6), (fact, 6), (define, 4), (explain, 5), (unknown, 5), (arithmetic, 14), (word_problem, 4), (strings, 8),
+    (copy, 6), (edit, 3), (extract, 6), (summary, 3), (json_task, 12), (json_free, 4), (recall, 12), (tools, 17), (tool_result, 2), (two_calls, 2), (no_tool, 5), (thinking, 5),
+    (story, 2.5), (poem, 1.5), (letter, 2), (lists, 3),
 )
 _FUNCTIONS, _WEIGHTS = zip(*MIX)
 

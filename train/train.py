@@ -87,9 +87,25 @@ class Run:
         return self.loss(h.flatten(0, 1), M.head(w), labels.flatten(), weights.flatten()) / weights.sum()
 
 
-def talk_share(progress: float, start: float) -> float:
-    """Share of dialogue rows: `start` at first, more and more, nearly all at the end."""
-    return min(0.9, start + 0.85 * progress)
+def talk_share(progress: float, start: float, most: float) -> float:
+    """Share of dialogue rows: `start` at first, more and more, up to `most`."""
+    return min(most, start + 0.85 * progress)
+
+
+def warm_up(run: Run, params: M.Params) -> None:
+    """Compile everything on a made-up batch while the corpus is still being encoded."""
+    ids = torch.randint(100, (run.args.rows, data.ROW), device=run.device, generator=run.gen)
+    labels, weights = targets(ids, None, run.eot)
+    run.step_loss(params, ids, labels, weights, False).backward()
+
+
+def language_stream(folder: Path, part: str, wait: float = 120) -> np.ndarray:
+    """Tokens of the corpus, once train/data.py has written them."""
+    file = folder / f"lm.{part}.npy"
+    stop = time.time() + wait
+    while not file.exists() and time.time() < stop:
+        time.sleep(0.5)
+    return np.load(file)
 
 
 def evaluate(run: Run, params: M.Params, held: dict[str, tuple[torch.Tensor, torch.Tensor | None]], quantise: bool) -> dict[str, float]:
@@ -161,7 +177,7 @@ def shared_clock(elapsed: float, device: torch.device, world: int) -> float:
 
 
 def held_rows(args: argparse.Namespace, run: Run, tokenizer: Tokenizer) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    stream = torch.from_numpy(np.load(args.data / "lm.heldout.npy").astype("int64"))
+    stream = torch.from_numpy(language_stream(args.data, "heldout").astype("int64"))
     n = args.held_rows
     language = stream[:n * data.ROW].view(-1, data.ROW).to(run.device)
     ids, own = data.pack_rows(tokenizer, 99, "eval", n)
@@ -173,7 +189,9 @@ def train(run: Run, params: M.Params, log: list[dict[str, float]], started: floa
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
     data.dialogues.load_words(str(args.data / "words.json"))
     talk = data.Dialogues(args.shards, run.device, run.rank, run.world)
-    language = torch.from_numpy(np.load(args.data / "lm.train.npy").view("int16")).to(run.device)
+    warm_up(run, params)
+    print(f"compiled after {time.time() - started:.0f} s", flush=True)
+    language = torch.from_numpy(language_stream(args.data, "train").view("int16")).to(run.device)
     held = held_rows(args, run, tokenizer)
     optimiser = optim.Optimiser(params, args.muon_lr, args.adam_lr, args.embed_lr, args.decay_from)
     plist = list(params.values())
@@ -192,7 +210,7 @@ def train(run: Run, params: M.Params, log: list[dict[str, float]], started: floa
         if step % 20 == 0:
             talk.refresh()
         quantise = progress >= args.quantise_from
-        ids, labels, weights = run.batch(language, talk, talk_share(progress, args.talk_start))
+        ids, labels, weights = run.batch(language, talk, talk_share(progress, args.talk_start, args.talk_most))
         loss = run.step_loss(params, ids, labels, weights, quantise)
         loss.backward()
         if run.world > 1:
@@ -246,6 +264,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantise-from", type=float, default=0.75)
     parser.add_argument("--shard-bytes", type=int, default=16_650_000, help="largest weight file")
     parser.add_argument("--talk-start", type=float, default=0.25, help="share of dialogue rows at the start")
+    parser.add_argument("--talk-most", type=float, default=0.8, help="share of dialogue rows from about two thirds on")
     parser.add_argument("--decay-from", type=float, default=0.55, help="where the learning rate begins to fall")
     parser.add_argument("--save-every", type=float, default=60)
     parser.add_argument("--log-every", type=int, default=50)

@@ -93,3 +93,16 @@ juice candy cookie cake pie team game ball goal score player coach field court t
 friend cousin uncle aunt sister brother mother father child baby family house cabin tower palace temple church museum library
 theater cinema hotel office factory farm barn fence gate door roof wall floor stair tunnel cave mountain hill lake pond ocean
 beach coast wave tide coral pearl shell""".split()
+
+PLURALS = """dogs cats cows ducks horses pigs lions frogs owls bees snakes crows donkeys tigers bears rabbits elephants giraffes zebras monkeys pandas
+koalas penguins dolphins whales sharks eagles parrots turtles hamsters goats otters beavers squirrels hedgehogs camels llamas spiders ants butterflies snails""".split()
+
+ACTIONS = """paint cook swim dance draw sing sew ski code drive fly climb fish knit bake whistle juggle skate sail write run ride garden act sculpt""".split()
+
+LANGUAGES = """French German Spanish Italian Polish Dutch Swedish Danish Finnish Greek Turkish Arabic Hindi Japanese Chinese Korean Russian Portuguese Czech Latin""".split()
+
+RELATIVES = """mother father sister brother son daughter aunt uncle cousin niece nephew grandmother grandfather friend neighbour wife husband boss teacher""".split()
+
+SPORTS = """tennis football basketball volleyball hockey golf rugby badminton cricket baseball handball squash chess checkers poker darts bowling""".split()
+
+EVENTS = """exam interview test speech trip wedding talk concert match race flight presentation visit party performance""".split()
