@@ -36,6 +36,8 @@ class TestClient {
     }
     return true;
   }
+  // No more bytes will come; answers are still read.
+  void finish_sending() { ::shutdown(socket_, SHUT_WR); }
   void close() {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }
