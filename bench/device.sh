@@ -1,64 +1,101 @@
 #!/bin/bash
-# What is run on the GPU machine, in under ten minutes: conformance of every kernel, compute-sanitizer on small shapes, then the
-# benchmark table. Builds nothing: bench/device.sh FOLDER, where FOLDER holds cuda_conformance and device_bench (built with
-# -DSPLASH_CUDA=ON and stripped) and may hold device_golden with the fixtures dense and dense-mlx4, ops_conformance_test to be tried
-# on that machine's processor, and shared libraries these need. Results go to $OUT as they come, so a
-# run that is cut off keeps what it had: conformance.txt, golden.txt, sanitizer.txt, kernels.jsonl, bench.txt, machine.txt.
+# What is run on the GPU machine, in under ten minutes: conformance of every kernel, the fixtures and the built-in model through the
+# backend, compute-sanitizer on small shapes, then the benchmark tables. Builds nothing: bench/device.sh FOLDER, where FOLDER holds
+# the programs of a -DSPLASH_CUDA=ON build (stripped; what is missing is left out): cuda_conformance, golden_cuda_test, step_test,
+# builtin_cuda_test, ops_conformance_test, device_bench, splash; lib/ with shared libraries they need, fixtures/ with the golden fixtures.
+# Results go to $OUT as they come, so a run that is cut off keeps what it had.
+#   STEPS     what to run, in this order (default: conformance golden steps builtin sanitize serve bench)
 #   SECTIONS  of device_bench (default: roof steps variants kernels prefill rows)
-#   SANITIZE  gtest filter for compute-sanitizer; empty leaves it out
+#   SANITIZE  gtest filter for compute-sanitizer
+#   SYNTH     a geometry of splash synth: its step is measured through the model as well, e.g. 27b
 #   COMMIT    written into the records
+# Each step has a limit of its own, STEPNAME_SECONDS.
 set -u
-bin=${1:?usage: bench/device.sh FOLDER}
+bin=$(cd "${1:?usage: bench/device.sh FOLDER}" && pwd)
 out=${OUT:-bench/records/last}
 mkdir -p "$out"
-sections=${SECTIONS-roof steps variants kernels prefill rows}
-sanitize=${SANITIZE-EmbedCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}
-chmod +x "$bin"/*
-export LD_LIBRARY_PATH=$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}  # libraries carried along (fmt)
+steps=${STEPS-conformance golden steps builtin sanitize serve bench}
+chmod +x "$bin"/* 2> /dev/null
+export LD_LIBRARY_PATH=$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export SPLASH_SHARED=$bin SPLASH_SOURCE=$PWD
+failed=""
+begun=$SECONDS
 
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n1; }
 { nvidia-smi; lscpu | grep -E 'Model name|^CPU\(s\)'; } > "$out/machine.txt" 2>&1
-export SPLASH_BENCH_MACHINE="\"driver\":\"$(query driver_version)\",\"sm_mhz_max\":\"$(query clocks.max.sm)\",\"memory_mhz\":\"$(query clocks.max.memory)\",\"commit\":\"${COMMIT:-unknown}\""
+machine="\"gpu\":\"$(query name)\",\"driver\":\"$(query driver_version)\",\"sm_mhz_max\":\"$(query clocks.max.sm)\",\"memory_mhz\":\"$(query clocks.max.memory)\",\"commit\":\"${COMMIT:-unknown}\""
 
-if [ -x "$bin/ops_conformance_test" ]; then
-  (timeout 200 "$bin/ops_conformance_test" > "$out/cpu_conformance.txt" 2>&1; echo "exit $?" >> "$out/cpu_conformance.txt") &
-fi
+# try LOG SECONDS NAME PROGRAM ARGUMENTS...: runs a program if it is there; its output goes to LOG, its end to the summary.
+try() {
+  local log=$1 limit=$2 name=$3 from=$SECONDS
+  shift 3
+  [ -x "$1" ] || return 0
+  timeout "$limit" "$@" > "$out/part" 2>&1
+  local code=$?
+  { echo "== $name: exit $code, $((SECONDS - from)) s"; cat "$out/part"; } >> "$out/$log"
+  rm -f "$out/part"
+  echo "$name: exit $code, $((SECONDS - from)) s"
+  [ $code -eq 0 ] || failed="$failed $name"
+}
 
-# Every suite is a process of its own: a kernel that hangs or faults spoils no other suite.
-failed=""
-: > "$out/conformance.txt"
-for suite in 'EmbedCuda*' 'Shapes/LinearCuda*:LinearCuda*' 'GdnCuda*' 'AttentionCuda*' 'DraftCuda*'; do
-  timeout "${SUITE_SECONDS:-60}" "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1 > "$out/suite.txt" 2>&1
-  code=$?
-  { echo "== $suite: exit $code"; cat "$out/suite.txt"; } >> "$out/conformance.txt"
-  [ $code -ne 0 ] && failed="$failed $suite"
+for step in $steps; do
+  case $step in
+    conformance)  # a process per suite: a kernel that hangs or faults spoils no other suite
+      for suite in 'EmbedCuda*' '*LawCuda*:WalkCuda*' 'Shapes/LinearCuda*:LinearCuda*' 'GdnCuda*' 'AttentionCuda*' 'DraftCuda*'; do
+        try conformance.txt "${CONFORMANCE_SECONDS:-60}" "$suite" "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1
+      done
+      grep -hE 'FAILED|Failure|CUDA failed|lanes as the host' "$out/conformance.txt" | head -n 40
+      ;;
+    golden)
+      try model.txt "${GOLDEN_SECONDS:-60}" golden "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter="GoldenCuda*"
+      grep -hE '^cuda |^device|FAILED|Failure|CHECK|CUDA failed|could not' "$out/model.txt" | head -n 40
+      ;;
+    steps)
+      SPLASH_TEST_BACKEND=cuda try model.txt "${STEPS_SECONDS:-90}" steps "$bin/step_test" --gtest_brief=1 --gtest_filter="Step*"
+      grep -hE '^greedy|^chi|^tokens per|FAILED|Failure|CHECK|CUDA failed' "$out/model.txt" | head -n 60
+      ;;
+    builtin)
+      try builtin.txt "${BUILTIN_SECONDS:-90}" builtin "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="BuiltinCuda*"
+      grep -v '^== ' "$out/builtin.txt" | tail -n 40
+      ;;
+    sanitize)
+      command -v compute-sanitizer > /dev/null || continue
+      for tool in memcheck racecheck; do
+        try sanitizer.txt "${SANITIZE_SECONDS:-60}" "$tool" "$(command -v compute-sanitizer)" --tool $tool --error-exitcode 9 \
+          "$bin/cuda_conformance" --gtest_brief=1 \
+          --gtest_filter="${SANITIZE-EmbedCuda*:*LawCuda*/0:LawCudaEnds*:WalkCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}"
+      done
+      try sanitizer.txt "${SANITIZE_SECONDS:-60}" 'memcheck of a model' "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
+        "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter='*DraftBlock:*GreedyContinuation'
+      grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer.txt"
+      ;;
+    serve)
+      try bench.txt 20 devices "$bin/splash" devices
+      for lanes in 1 4 8; do
+        try bench.txt "${SERVE_SECONDS:-30}" "built-in, $lanes lanes" "$bin/splash" bench step --backend cuda --lanes $lanes --context 256 --steps 100 --json
+      done
+      if [ -n "${SYNTH-}" ]; then
+        try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" /tmp/synth
+        for lanes in 1 4 8; do
+          try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, $lanes lanes x 8" "$bin/splash" bench step /tmp/synth --backend cuda --lanes $lanes --rows 8 --context 1024 --steps 40 --json
+        done
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 row" "$bin/splash" bench step /tmp/synth --backend cuda --plain --context 1024 --steps 40 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill /tmp/synth --backend cuda --lengths 512,4096 --json
+      fi
+      grep -h '^{' "$out/bench.txt" | sed "s/^{/{$machine,/" > "$out/model.jsonl"
+      cat "$out/bench.txt"
+      ;;
+    bench)
+      export SPLASH_BENCH_MACHINE=${machine#*,}  # device_bench names the GPU itself
+      # shellcheck disable=SC2086  # a list
+      try bench.txt "${BENCH_SECONDS:-240}" bench "$bin/device_bench" "$out/kernels.jsonl" ${SECTIONS-roof steps variants kernels prefill rows}
+      echo "clocks now: SM $(query clocks.sm) MHz, memory $(query clocks.mem) MHz, $(query temperature.gpu) C, $(query power.draw) W" | tee -a "$out/bench.txt"
+      tail -n 80 "$out/bench.txt"
+      ;;
+    cpu)
+      try conformance.txt 200 'cpu kernels' "$bin/ops_conformance_test" --gtest_brief=1
+      ;;
+  esac
 done
-rm -f "$out/suite.txt"
-echo "failed suites:${failed:- none}"
-grep -E '^== |FAILED|Failure|CUDA failed' "$out/conformance.txt" | head -n 60
-
-if [ -x "$bin/device_golden" ]; then
-  timeout "${SUITE_SECONDS:-60}" "$bin/device_golden" "$bin"/dense "$bin"/dense-mlx4 > "$out/golden.txt" 2>&1
-  echo "golden: exit $?"
-  cat "$out/golden.txt"
-fi
-
-if [ -n "$sections" ]; then
-  # shellcheck disable=SC2086  # a list
-  timeout "${BENCH_SECONDS:-240}" "$bin/device_bench" "$out/kernels.jsonl" $sections > "$out/bench.txt" 2>&1
-  echo "bench: exit $?, clocks after it: SM $(query clocks.sm) MHz, memory $(query clocks.mem) MHz, $(query temperature.gpu) C, $(query power.draw) W" | tee -a "$out/bench.txt"
-fi
-
-if [ -n "$sanitize" ] && command -v compute-sanitizer > /dev/null; then
-  for tool in memcheck racecheck; do
-    timeout "${SANITIZE_SECONDS:-60}" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/cuda_conformance" --gtest_filter="$sanitize" --gtest_brief=1 \
-      > "$out/sanitizer.part" 2>&1
-    echo "compute-sanitizer $tool: exit $?; $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer.part" | tail -n1)"
-    cat "$out/sanitizer.part" >> "$out/sanitizer.txt"
-    rm "$out/sanitizer.part"
-  done
-fi
-wait
-[ -f "$out/cpu_conformance.txt" ] && { echo "cpu kernels:"; tail -n 4 "$out/cpu_conformance.txt"; }
-cat "$out/bench.txt" 2>/dev/null
+echo "all of it: $((SECONDS - begun)) s; failed:${failed:- nothing}"
 [ -z "$failed" ]

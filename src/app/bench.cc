@@ -49,11 +49,12 @@ double median(std::vector<double> values) {
 class Bare {
  public:
   static Result<Bare> open(const BenchOptions& options, std::shared_ptr<const pack::Package> package, int positions) {
-    SPLASH_TRY(const models::Backend backend, chosen_backend(options.model));
+    SPLASH_TRY(const models::BackendChoice chosen, chosen_backend(options.model, *package));
     Bare out;
     out.pages_per_lane_ = (positions + link::page_tokens - 1) / link::page_tokens;
     models::OpenOptions open;
-    open.backend = backend;
+    open.backend = chosen.backend;
+    open.index = options.model.device;
     open.threads = chosen_threads(options.model);
     open.isa = chosen_isa(options.model);
     open.lanes = options.lanes;
@@ -121,16 +122,19 @@ class Bare {
 
 struct Machine {
   std::string device;
-  std::optional<cpu::Roof> roof;  // not for ref
+  std::optional<cpu::Roof> roof;  // of a CPU
 };
 
-Result<Machine> measure_machine(const ModelOptions& options) {
-  SPLASH_TRY(const models::Backend backend, chosen_backend(options));
-  if (backend == models::Backend::ref) return Machine{"ref", std::nullopt};
-  SPLASH_TRY(const cpu::Isa isa, cpu::choose_isa(chosen_isa(options)));
+Result<Machine> measure_machine(const ModelOptions& options, const pack::Package& package) {
+  SPLASH_TRY(const models::BackendChoice chosen, chosen_backend(options, package));
   const int threads = chosen_threads(options);
+  Machine machine;
+  SPLASH_TRY(machine.device, describe_device(chosen.backend, options.device, chosen_isa(options), threads));
+  if (chosen.backend != models::Backend::cpu) return machine;
+  SPLASH_TRY(const cpu::Isa isa, cpu::choose_isa(chosen_isa(options)));
   ThreadPool pool(threads);
-  return Machine{fmt::format("cpu {}, {} threads", cpu::name_of(isa), threads), cpu::measure_roof(pool, isa)};
+  machine.roof = cpu::measure_roof(pool, isa);
+  return machine;
 }
 
 struct StepReport {
@@ -185,7 +189,7 @@ StepReport report_step(const BenchOptions& options, const pack::Package& package
 
 Status run_step(const BenchOptions& options) {
   SPLASH_TRY(const auto package, open_package(options.model));
-  SPLASH_TRY(const Machine machine, measure_machine(options.model));
+  SPLASH_TRY(const Machine machine, measure_machine(options.model, *package));
   const bool drafts = package->draft() && !options.model.plain;
   const int rows = drafts ? std::min(options.rows, package->draft()->block_size) : 1;
   const int positions = options.context + (options.steps + warm_up_steps + 1) * rows;
@@ -211,7 +215,7 @@ Status run_step(const BenchOptions& options) {
 
 Status run_prefill(const BenchOptions& options) {
   SPLASH_TRY(const auto package, open_package(options.model));
-  SPLASH_TRY(const Machine machine, measure_machine(options.model));
+  SPLASH_TRY(const Machine machine, measure_machine(options.model, *package));
   const int longest = *std::max_element(options.lengths.begin(), options.lengths.end());
   BenchOptions one_lane = options;
   one_lane.lanes = 1;
@@ -252,8 +256,9 @@ void add_bench_verb(CLI::App& app, int& exit_code) {
     verb->add_option("model", options->model.model,
                      "pack or model folder, with or without a tokenizer (default: the built-in model)");
     verb->add_option("--draft", options->model.draft, "DFlash 2 draft folder")->type_name("DIR");
-    verb->add_option("--backend", options->model.backend, "auto, cpu or ref")
-        ->check(CLI::IsMember({"auto", "cpu", "ref"}));
+    verb->add_option("--backend", options->model.backend, "auto, cpu, cuda or ref")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda", "ref"}));
+    verb->add_option("--device", options->model.device, "number of the GPU")->check(CLI::Range(0, 1023));
     verb->add_option("--isa", options->model.isa, "scalar, avx2, avx512vnni");
     verb->add_option("--threads", options->model.threads, "CPU threads (default: all)")->check(CLI::Range(1, 1024));
     verb->add_option("--weights", options->model.weights, "precision when a source folder is packed")

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "app/bench.h"
+#include "app/devices.h"
 #include "app/generate.h"
 #include "app/pack_verbs.h"
 #include "app/score_verbs.h"
@@ -69,6 +70,7 @@ int main(int argc, char** argv) {
   splash::app::add_pack_verbs(app, exit_code);
   splash::app::add_score_verbs(app, exit_code);
   splash::app::add_bench_verb(app, exit_code);
+  splash::app::add_devices_verb(app, exit_code);
   for (const char* name : {"pack", "info", "verify", "synth"}) app.get_subcommand(name)->group("Models");
   for (const char* name : {"score", "draft"}) app.get_subcommand(name)->group("Measure");
   app.add_subcommand("version", "print the version")->group("Other")->callback([] {

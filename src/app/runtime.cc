@@ -10,6 +10,7 @@
 
 #include "app/version.h"
 #include "backend/cpu/isa.h"
+#include "backend/cuda/facts.h"
 #include "chat/prompt.h"
 #include "text/grammar.h"
 
@@ -59,9 +60,12 @@ void add_model_options(CLI::App& verb, ModelOptions& options) {
       ->check(CLI::IsMember({"q4", "source"}))
       ->capture_default_str()
       ->group("Model");
-  verb.add_option("--backend", options.backend, "where the model runs")
-      ->check(CLI::IsMember({"auto", "cpu", "ref"}))
+  verb.add_option("--backend", options.backend, "where the model runs; auto: a GPU if one is there (splash devices)")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda", "ref"}))
       ->capture_default_str()
+      ->group("Model");
+  verb.add_option("--device", options.device, "number of the GPU, as splash devices lists them (default: the first)")
+      ->check(CLI::Range(0, 1023))
       ->group("Model");
   verb.add_option("--isa", options.isa, "instruction set: scalar, avx2, avx512vnni (default: the best; or SPLASH_ISA)")
       ->group("Model");
@@ -110,8 +114,8 @@ Result<std::int64_t> parse_size(const std::string& text) {
   return static_cast<std::int64_t>(number * scale);
 }
 
-Result<models::Backend> chosen_backend(const ModelOptions& options) {
-  return options.backend == "auto" ? models::Backend::cpu : models::backend_named(options.backend);
+Result<models::BackendChoice> chosen_backend(const ModelOptions& options, const pack::Package& package) {
+  return models::choose_backend(options.backend, package, options.device, options.context);
 }
 
 std::string chosen_isa(const ModelOptions& options) {
@@ -122,6 +126,16 @@ std::string chosen_isa(const ModelOptions& options) {
 
 int chosen_threads(const ModelOptions& options) {
   return options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+Result<std::string> describe_device(models::Backend backend, int index, const std::string& isa_name, int threads) {
+  if (backend == models::Backend::ref) return "ref (scalar float32)";
+  if (backend == models::Backend::cuda) {
+    SPLASH_TRY(const cuda::DeviceFacts gpu, cuda::choose_device(index));
+    return fmt::format("cuda {}", gpu.name);
+  }
+  SPLASH_TRY(const cpu::Isa isa, cpu::choose_isa(isa_name));
+  return fmt::format("cpu {}, {} thread{}", cpu::name_of(isa), threads, threads == 1 ? "" : "s");
 }
 
 Result<std::shared_ptr<const pack::Package>> open_package(const ModelOptions& options, const std::atomic<bool>* stop) {
@@ -160,27 +174,39 @@ Result<std::unique_ptr<Runtime>> Runtime::open(const ModelOptions& options,
   return runtime;
 }
 
-Status Runtime::open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say) {
-  SPLASH_TRY(const models::Backend backend, chosen_backend(options));
-  models::OpenOptions open;
-  open.backend = backend;
-  open.threads = chosen_threads(options);
-  open.isa = chosen_isa(options);
-  open.max_prefill_rows = prefill_rows;
-  open.sampling_limit = text_.tokenizer->size();
-  SPLASH_TRY(const cpu::Isa isa, cpu::choose_isa(open.isa));
-  device_ = backend == models::Backend::ref
-                ? "ref (scalar float32)"
-                : fmt::format("cpu {}, {} thread{}", cpu::name_of(isa), open.threads, open.threads == 1 ? "" : "s");
-
+Status Runtime::make_plan(const ModelOptions& options, const models::OpenOptions& open) {
   cache::Wish wish;
   wish.lanes = options.lanes;
   wish.context = options.context;
   if (!options.max_memory.empty()) {
     SPLASH_TRY(wish.max_bytes, parse_size(options.max_memory));
   }
-  SPLASH_TRY(const model::Footprint footprint, models::footprint(*package_, backend, prefill_rows, options.context));
-  SPLASH_TRY(plan_, cache::plan(cache::machine_memory(), footprint, package_->target().max_positions, wish));
+  const int positions = package_->target().max_positions;
+  SPLASH_TRY(const model::Footprint footprint,
+             models::footprint(*package_, open.backend, prefill_rows, options.context));
+  if (open.backend != models::Backend::cuda) {
+    SPLASH_TRY(plan_, cache::plan(cache::machine_memory(), footprint, positions, wish));
+    return {};
+  }
+  SPLASH_TRY(cuda::DeviceFacts gpu, cuda::choose_device(open.index));
+  SPLASH_TRY_STATUS(cuda::read_memory(gpu));
+  SPLASH_TRY(plan_, cache::plan_on_device({gpu.memory_bytes, gpu.free_bytes}, cache::machine_memory(), footprint,
+                                          positions, wish));
+  return {};
+}
+
+Status Runtime::open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say) {
+  SPLASH_TRY(const models::BackendChoice chosen, chosen_backend(options, *package_));
+  models::OpenOptions open;
+  open.backend = chosen.backend;
+  open.index = options.device;
+  open.threads = chosen_threads(options);
+  open.isa = chosen_isa(options);
+  open.max_prefill_rows = prefill_rows;
+  open.sampling_limit = text_.tokenizer->size();
+  SPLASH_TRY(device_, describe_device(open.backend, open.index, open.isa, open.threads));
+  if (!chosen.remark.empty()) say("On the CPU · " + chosen.remark);
+  SPLASH_TRY_STATUS(make_plan(options, open));
   open.lanes = plan_.lanes;
   open.pages = plan_.pages;
   open.snapshots = plan_.snapshots;

@@ -24,6 +24,7 @@ struct ModelOptions {
   std::string weights = "q4";
   std::string backend = "auto";
   std::string isa;  // empty: SPLASH_ISA, else the best the machine has
+  int device = -1;  // of several GPUs; -1: the first that can
   int threads = 0;  // 0: all
   int lanes = 0;    // 0: as the machine allows
   int context = 0;  // 0: as the model and the machine allow
@@ -39,7 +40,9 @@ Result<std::string> builtin_model();
 // "64M", "1.5GiB" or plain bytes.
 Result<std::int64_t> parse_size(const std::string& text);
 
-Result<models::Backend> chosen_backend(const ModelOptions& options);
+Result<models::BackendChoice> chosen_backend(const ModelOptions& options, const pack::Package& package);
+// For people: "cpu avx512vnni, 2 threads".
+Result<std::string> describe_device(models::Backend backend, int index, const std::string& isa, int threads);
 std::string chosen_isa(const ModelOptions& options);
 int chosen_threads(const ModelOptions& options);
 // `stop` ends the packing of a source folder.
@@ -64,7 +67,7 @@ class Runtime {
   const model::Facts& facts() const { return model_->facts(); }
   const text::TextAssets& text() const { return text_; }
   engine::Engine& engine() { return *engine_; }
-  std::string device() const { return device_; }  // "cpu avx512vnni, 2 threads"
+  std::string device() const { return device_; }  // "cpu avx512vnni, 2 threads", "cuda NVIDIA H200"
 
   // Everything the dialects need. Grammars need a trie over the vocabulary, built in the background.
   enum class Grammars { none, in_background };
@@ -76,6 +79,7 @@ class Runtime {
  private:
   Runtime() = default;
   Status open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say);
+  Status make_plan(const ModelOptions& options, const models::OpenOptions& open);
 
   std::string name_;
   std::shared_ptr<const pack::Package> package_;

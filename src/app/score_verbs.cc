@@ -99,7 +99,7 @@ Result<T> about(Result<T> result, const std::string& file) {
 
 Result<models::Device> device_of(const ModelOptions& options) {
   SPLASH_TRY(const models::Backend backend, models::backend_named(options.backend));
-  return models::Device{backend, chosen_threads(options), chosen_isa(options)};
+  return models::Device{backend, chosen_threads(options), chosen_isa(options), options.device};
 }
 
 Status run_score(const Arguments& arguments) {
@@ -142,9 +142,10 @@ void add_common(CLI::App& verb, Arguments& arguments) {
   verb.add_option("--weights", model.weights, "how a source folder is packed: q4 or source")
       ->check(CLI::IsMember({"q4", "source"}))
       ->capture_default_str();
-  verb.add_option("--backend", model.backend, "ref or cpu")
-      ->check(CLI::IsMember({"ref", "cpu"}))
+  verb.add_option("--backend", model.backend, "ref, cpu or cuda")
+      ->check(CLI::IsMember({"ref", "cpu", "cuda"}))
       ->capture_default_str();
+  verb.add_option("--device", model.device, "number of the GPU")->check(CLI::Range(0, 1023));
   verb.add_option("--threads", model.threads, "0: all cores")->capture_default_str();
   verb.add_option("--isa", model.isa, "scalar, avx2 or avx512vnni; empty: the best of this machine");
   verb.add_option("--tokens", arguments.tokens, "a JSON array of ids, or a safetensors file with `ids`")->required();

@@ -97,18 +97,39 @@ Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& fo
   return result;
 }
 
+Result<MemoryPlan> plan_on_device(const MachineMemory& device, const MachineMemory& host,
+                                  const model::Footprint& footprint, int model_context, const Wish& wish) {
+  model::Footprint on_device = footprint;
+  on_device.snapshot_bytes = 0;
+  SPLASH_TRY(MemoryPlan result, plan(device, on_device, model_context, wish));
+  const std::int64_t reserve = std::clamp(host.total_bytes / 16, 512 * mib, 8 * gib);
+  const std::int64_t spare = std::min(host.available_bytes, host.total_bytes) - reserve;
+  const int fit = fitting(spare / 4, footprint.snapshot_bytes, result.snapshots);
+  if (fit < minimum_snapshots && fitting(spare, footprint.snapshot_bytes, minimum_snapshots) < minimum_snapshots) {
+    return fail_parameter(ErrorKind::overloaded, "memory",
+                          "{} places to resume from need {} of host memory, {} are to spare: free memory",
+                          minimum_snapshots, format_bytes(minimum_snapshots * footprint.snapshot_bytes),
+                          format_bytes(std::max<std::int64_t>(spare, 0)));
+  }
+  result.snapshots = std::max(fit, minimum_snapshots);
+  result.snapshots_bytes = result.snapshots * footprint.snapshot_bytes;
+  result.snapshots_on_host = true;
+  return result;
+}
+
 std::string describe(const MemoryPlan& plan) {
   return fmt::format(
       "weights    {:>9}\n"
       "scratch    {:>9}\n"
       "lanes      {:>9}  {} requests at once\n"
       "KV pages   {:>9}  {} pages of {} tokens\n"
-      "snapshots  {:>9}  {} places to resume from\n"
+      "snapshots  {:>9}  {} places to resume from{}\n"
       "together   {:>9}  of {} that may be used\n"
       "context    {:>9}  tokens of prompt and reply in one request\n",
       format_bytes(plan.weights_bytes), format_bytes(plan.scratch_bytes), format_bytes(plan.lanes_bytes), plan.lanes,
       format_bytes(plan.pages_bytes), plan.pages, link::page_tokens, format_bytes(plan.snapshots_bytes), plan.snapshots,
-      format_bytes(plan.used_bytes()), format_bytes(plan.budget_bytes), plan.context);
+      plan.snapshots_on_host ? ", in host memory" : "", format_bytes(plan.used_bytes()),
+      format_bytes(plan.budget_bytes), plan.context);
 }
 
 std::string format_bytes(std::int64_t bytes) {

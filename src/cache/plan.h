@@ -35,9 +35,10 @@ struct MemoryPlan {
   std::int64_t snapshots_bytes = 0;
   std::int64_t reserve_bytes = 0;  // left to the system
   std::int64_t budget_bytes = 0;   // what the plan may use
+  bool snapshots_on_host = false;  // the rest lies in a device's own memory
 
   std::int64_t used_bytes() const {
-    return weights_bytes + scratch_bytes + lanes_bytes + pages_bytes + snapshots_bytes;
+    return weights_bytes + scratch_bytes + lanes_bytes + pages_bytes + (snapshots_on_host ? 0 : snapshots_bytes);
   }
 };
 
@@ -47,6 +48,11 @@ inline constexpr int minimum_snapshots = 2;   // before the generation prompt an
 // `model_context` is the number of positions the model was trained for (Facts::max_context).
 Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& footprint, int model_context,
                         const Wish& wish);
+
+// The same for a device with memory of its own: weights, lanes and pages there, snapshots in a quarter of what the host
+// has to spare. `wish.max_bytes` bounds the device's part.
+Result<MemoryPlan> plan_on_device(const MachineMemory& device, const MachineMemory& host,
+                                  const model::Footprint& footprint, int model_context, const Wish& wish);
 
 // The plan as the start-up lines show it, one item a line.
 std::string describe(const MemoryPlan& plan);

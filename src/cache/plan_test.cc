@@ -105,6 +105,19 @@ TEST(Plan, EveryMachineSizeGivesASoundPlanOrAnError) {
   }
 }
 
+TEST(Plan, ADeviceHoldsAllButTheSnapshots) {
+  const auto made = plan_on_device({140 * gib, 139 * gib}, {64 * gib, 60 * gib}, large, window, {});
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(made->lanes, link::max_lanes);
+  EXPECT_EQ(made->context, window);
+  EXPECT_GE(made->snapshots, minimum_snapshots);
+  EXPECT_LE(made->snapshots_bytes, 60 * gib / 4);
+  EXPECT_LE(made->used_bytes(), made->budget_bytes);
+  EXPECT_NE(describe(*made).find("in host memory"), std::string::npos) << describe(*made);
+  EXPECT_EQ(plan_on_device({8 * gib, 8 * gib}, {64 * gib, 60 * gib}, large, window, {}).error().parameter, "memory");
+  EXPECT_EQ(plan_on_device({140 * gib, 139 * gib}, {gib, gib / 2}, large, window, {}).error().parameter, "memory");
+}
+
 TEST(Plan, PrintsForTheStartUpLines) {
   const auto made = plan({8 * gib, 5 * gib}, tiny, 32'768, {});
   ASSERT_TRUE(made);

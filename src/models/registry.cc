@@ -3,17 +3,35 @@
 #include <algorithm>
 
 #include "backend/cpu/isa.h"
+#include "backend/cuda/facts.h"
+#include "models/qwen3_5/cuda/open.h"
 #include "models/qwen3_5/open.h"
 
 namespace splash::models {
 
-std::string_view name_of(Backend backend) { return backend == Backend::ref ? "ref" : "cpu"; }
+std::string_view name_of(Backend backend) {
+  return backend == Backend::ref ? "ref" : backend == Backend::cpu ? "cpu" : "cuda";
+}
 
 Result<Backend> backend_named(std::string_view name) {
-  for (const Backend backend : {Backend::ref, Backend::cpu}) {
+  for (const Backend backend : {Backend::ref, Backend::cpu, Backend::cuda}) {
     if (name == name_of(backend)) return backend;
   }
-  return fail_parameter(ErrorKind::invalid, "backend", "unknown backend \"{}\": this build has ref and cpu", name);
+  return fail_parameter(ErrorKind::invalid, "backend", "unknown backend \"{}\": there are ref, cpu and cuda", name);
+}
+
+Result<BackendChoice> choose_backend(std::string_view name, const pack::Package& package, int index, int max_context) {
+  const bool any = name == "auto";
+  BackendChoice choice;
+  if (!any) {
+    SPLASH_TRY(choice.backend, backend_named(name));
+    if (choice.backend != Backend::cuda) return choice;
+  }
+  const int context = max_context > 0 ? max_context : package.target().max_positions;
+  const Status ready = qwen3_5::cuda_ready(package, index, context);
+  if (ready) return BackendChoice{Backend::cuda, ""};
+  if (!any || index >= 0) return tl::unexpected(ready.error());
+  return BackendChoice{Backend::cpu, cuda::in_this_build() ? ready.error().message : ""};
 }
 
 namespace {
@@ -54,6 +72,10 @@ auto on_device(const Device& device, Body&& body) -> Result<decltype(body(std::d
 
 Result<model::Footprint> footprint(const pack::Package& package, Backend backend, int max_prefill_rows,
                                    int max_context) {
+  if (backend == Backend::cuda) {
+    return qwen3_5::footprint_on_cuda(package, max_prefill_rows,
+                                      max_context > 0 ? max_context : package.target().max_positions);
+  }
   const auto format = backend == Backend::ref ? ops::KvFormat::f32 : ops::KvFormat::int8;
   return qwen3_5::footprint(package, format, max_prefill_rows,
                             max_context > 0 ? max_context : package.target().max_positions);
@@ -80,6 +102,7 @@ Result<std::unique_ptr<model::Model>> open(std::shared_ptr<const pack::Package> 
   if (options.backend == Backend::ref) {
     return qwen3_5::open(std::make_unique<ref::Stream>(), std::move(package), facts);
   }
+  if (options.backend == Backend::cuda) return qwen3_5::open_on_cuda(options.index, std::move(package), facts);
   SPLASH_TRY(auto stream, cpu_stream(options.threads, options.isa));
   return qwen3_5::open(std::move(stream), std::move(package), facts);
 }
@@ -88,6 +111,9 @@ Result<Scores> score(const pack::Package& package, const Device& device, std::sp
                      const ScoreOptions& options) {
   SPLASH_TRY_STATUS(check_text(package, text));
   if (options.chunk < 1) return fail_parameter(ErrorKind::invalid, "chunk", "a chunk has at least one row");
+  if (device.backend == Backend::cuda) {
+    return qwen3_5::score_on_cuda(device.index, package, text, options.chunk, options.hidden);
+  }
   return on_device(device,
                    [&](auto& stream) { return qwen3_5::score(stream, package, text, options.chunk, options.hidden); });
 }
@@ -103,6 +129,9 @@ Result<DraftReport> draft_report(const pack::Package& package, const Device& dev
     return fail_parameter(ErrorKind::invalid, "context",
                           "a context of {} needs {} token ids (the anchor follows it), there are {}", context,
                           std::int64_t{context} + 1, text.size());
+  }
+  if (device.backend == Backend::cuda) {
+    return qwen3_5::draft_report_on_cuda(device.index, package, text.first(static_cast<std::size_t>(context) + 1), 512);
   }
   return on_device(device, [&](auto& stream) {
     return qwen3_5::draft_report(stream, package, text.first(static_cast<std::size_t>(context) + 1), 512);

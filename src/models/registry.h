@@ -12,21 +12,33 @@
 
 namespace splash::models {
 
-enum class Backend { ref, cpu };
+enum class Backend { ref, cpu, cuda };
 std::string_view name_of(Backend backend);
 Result<Backend> backend_named(std::string_view name);
 
-// Where a pass runs. isa: a name, or empty for the best this machine has (cpu only).
+// Where a pass runs. isa: a name, or empty for the best this machine has (cpu only). index: of the GPU, -1 for the
+// first that can (cuda only).
 struct Device {
   Backend backend = Backend::cpu;
   int threads = 1;
   std::string isa;
+  int index = -1;
 };
+
+// "auto": the fastest that is present and fits the package. `remark` says why that is not a GPU, if it is not; a
+// backend that was asked for by name and cannot be had is an error.
+struct BackendChoice {
+  Backend backend = Backend::cpu;
+  std::string remark;
+};
+Result<BackendChoice> choose_backend(std::string_view name, const pack::Package& package, int index,
+                                     int max_context = 0);
 
 struct OpenOptions {
   Backend backend = Backend::cpu;
   int threads = 1;
   std::string isa;
+  int index = -1;  // of the GPU
   int lanes = 1;
   int pages = 0;
   int snapshots = 0;
@@ -35,7 +47,8 @@ struct OpenOptions {
   int sampling_limit = 0;  // ids at or above it are never chosen (the tokenizer's size); 0: the whole vocabulary
 };
 
-// `max_context` sizes the draft's context where it has no window; 0: the model's own limit.
+// `max_context` sizes the draft's context where it has no window; 0: the model's own limit. cuda: bytes of device
+// memory, but for the snapshots' host memory.
 Result<model::Footprint> footprint(const pack::Package& package, Backend backend, int max_prefill_rows,
                                    int max_context = 0);
 

@@ -6,11 +6,12 @@ endif()
 splash_cuda_library(splash_ops_cuda
                     SOURCES attention/attention_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu embed/embed_cuda.cu gdn/gdn_cuda.cu
                             linear/linear_cuda.cu linear/q4_rows_cuda.cu linear/q4_wide_cuda.cu norm/norm_cuda.cu
-                            sampling/sampling_cuda.cu swiglu/swiglu_cuda.cu
+                            sampling/law_cuda.cu sampling/sampling_cuda.cu swiglu/swiglu_cuda.cu
                     DEPS splash_backend_cuda splash_pack splash_link)
 splash_cuda_resources(splash_ops_cuda)
 
-add_executable(cuda_conformance linear/linear_cuda_test.cc gdn/gdn_cuda_test.cc attention/attention_cuda_test.cc draft/draft_cuda_test.cc)
+add_executable(cuda_conformance linear/linear_cuda_test.cc gdn/gdn_cuda_test.cc attention/attention_cuda_test.cc draft/draft_cuda_test.cc
+               sampling/law_cuda_test.cc)
 target_compile_definitions(cuda_conformance PRIVATE FMT_HEADER_ONLY)
 target_link_libraries(cuda_conformance PRIVATE splash_flags splash_ops_cuda splash_ops_ref GTest::gtest GTest::gtest_main)
 target_link_options(cuda_conformance PRIVATE -static-libstdc++ -static-libgcc)

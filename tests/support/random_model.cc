@@ -138,11 +138,12 @@ void write_target(const RandomModel& m, const fs::path& folder) {
       fmt::format(R"({{"model_type": "qwen3_5_text", "vocab_size": {}, "hidden_size": {}, "intermediate_size": {},
 "num_hidden_layers": {}, "layer_types": [{}], "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": {},
 "hidden_act": "silu", "max_position_embeddings": {}, "rms_norm_eps": 1e-06, "tie_word_embeddings": {},
-"rope_parameters": {{"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.5}},
+"rope_parameters": {{"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": {}}},
 "attention_bias": false, "linear_conv_kernel_dim": {}, "linear_key_head_dim": {}, "linear_value_head_dim": {},
 "linear_num_key_heads": {}, "linear_num_value_heads": {}}})",
                   m.vocab, m.hidden, m.intermediate, m.layers.size(), types, m.query_heads, m.kv_heads, m.head_dim,
-                  m.max_positions, m.tied, m.conv_kernel, m.key_dim, m.value_dim, m.key_heads, m.value_heads));
+                  m.max_positions, m.tied, m.rotary_share, m.conv_kernel, m.key_dim, m.value_dim, m.key_heads,
+                  m.value_heads));
 }
 
 // The draft's own logits are noise; its final norm keeps them small beside the selector's scores.

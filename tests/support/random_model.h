@@ -21,8 +21,9 @@ struct RandomModel {
   int vocab = 32;
   int hidden = 64;
   int intermediate = 64;
-  std::string layers = "gga";                        // g: Gated DeltaNet, a: attention
-  int query_heads = 2, kv_heads = 1, head_dim = 64;  // half of the head rotates
+  std::string layers = "gga";  // g: Gated DeltaNet, a: attention
+  int query_heads = 2, kv_heads = 1, head_dim = 64;
+  double rotary_share = 0.5;  // of a head
   int key_heads = 1, value_heads = 2, key_dim = 32, value_dim = 32, conv_kernel = 4;
   bool tied = false;
   double mixing = 0.2;   // size of what mixers and MLPs add to the residual stream

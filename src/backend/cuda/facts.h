@@ -17,11 +17,14 @@ struct DeviceFacts {
   int compute_minor = 0;
   int multiprocessors = 0;
   std::int64_t memory_bytes = 0;
-  std::int64_t free_bytes = 0;
+  std::int64_t free_bytes = 0;  // after read_memory
   std::int64_t l2_bytes = 0;
   std::int64_t shared_bytes_per_block = 0;  // the opt-in limit
   int driver_version = 0;                   // 13000 = CUDA 13.0
 };
+
+// Whether this build has the CUDA backend at all.
+bool in_this_build();
 
 // All devices the driver shows. An error says what is missing: no driver, a driver older than the runtime this binary
 // carries, no device.
@@ -33,6 +36,10 @@ Status supported(const DeviceFacts& device);
 // The device of that index, or the first supported one for -1.
 Result<DeviceFacts> choose_device(int index);
 
+// What is free now. Opens the device, which costs a moment and some of its memory.
+Status read_memory(DeviceFacts& device);
+
 std::string describe(const DeviceFacts& device);
+std::string version_name(int version);  // 13000: "13.0"
 
 }  // namespace splash::cuda

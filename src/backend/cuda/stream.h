@@ -43,6 +43,8 @@ class Stream {
 
   const DeviceFacts& facts() const { return facts_; }
   cudaStream_t native() const { return stream_; }
+  // The calling thread's device becomes this one: a thread that did not open the stream owes this before it enqueues.
+  void make_current() { note(cudaSetDevice(facts_.index), "set device"); }
 
   // Scratch: uninitialised device memory, valid until reset(). Running out is a programmer's error (the plan knows).
   MatrixView<float> matrix(int rows, int cols);
@@ -60,6 +62,11 @@ class Stream {
   const Panel* panel_of(MatrixView<const float> matrix) const;
   void forget_panels(MatrixView<const float> matrix);
 
+  // Whether linears may leave the floats of a normed matrix unwritten (linear_add_norm). Not where one of its readers
+  // has weights of a kind that takes floats.
+  void set_folds_norms(bool folds) { folds_norms_ = folds; }
+  bool folds_norms() const { return folds_norms_; }
+
   // Counters that kernels leave at zero: arrival counts of the fixed-order reductions.
   int* counters() const { return counters_.as<int>(); }
   static constexpr int counter_count = 1 << 16;
@@ -73,7 +80,8 @@ class Stream {
   const T* upload(const T* values, std::size_t count) {
     return reinterpret_cast<const T*>(upload_bytes(values, count * sizeof(T)));
   }
-  // From now until reset(), an op that is handed the host table `host` reads `device` instead.
+  // From now until reset(), an op that is handed the host table `host` reads `device` instead. The host table must live
+  // until then: another one at its address would be taken for it.
   void bind(const void* host, const void* device) { bindings_.push_back({host, device}); }
   const void* bound(const void* host) const;
   template <class T>
@@ -127,6 +135,7 @@ class Stream {
   const char* error_site_ = "";
   bool recording_ = false;
   bool each_ = false;
+  bool folds_norms_ = true;
 };
 
 }  // namespace splash::cuda

@@ -1,4 +1,4 @@
-// Gated full attention with its projections: out += o_proj( attention(q, k, v) * sigmoid(gate) ).
+// Gated full attention with its input projections: attention(q, k, v) * sigmoid(gate), before o_proj.
 #pragma once
 
 #include "ops/attention/attention.h"
@@ -22,17 +22,17 @@ AttentionScratch attention_scratch(Stream& stream, int rows, const ops::Attentio
           stream.matrix(rows, query_width)};
 }
 
-// `layer`: index among the attention layers, its part of each page.
+// Leaves its result in scratch.mixed, the input of weights.out. `layer`: index among the attention layers, its part of
+// each page.
 template <class Stream>
 void attention(Stream& stream, const ops::AttentionGeometry& geometry, const Attention& weights,
                MatrixView<const float> x, std::span<const ops::Segment> segments, const ops::KvPool& pool, int layer,
-               const AttentionScratch& scratch, MatrixView<float> residual) {
+               const AttentionScratch& scratch) {
   const ops::LinearTarget projections[] = {
       {weights.q_gate, scratch.q_gate}, {weights.k, scratch.k}, {weights.v, scratch.v}};
   ops::linear(stream, x, projections);
   ops::attention(stream, geometry, weights.norms, {scratch.q_gate, scratch.k, scratch.v}, segments, pool, layer,
                  scratch.mixed);
-  ops::linear_add(stream, scratch.mixed, weights.out, residual);
 }
 
 }  // namespace splash::models

@@ -1,4 +1,4 @@
-// Gated DeltaNet with its projections: out += out_proj( gdn(qkv, z, b, a) ).
+// Gated DeltaNet with its input projections: gdn(qkv, z, b, a), before out_proj.
 #pragma once
 
 #include "ops/gdn/gdn.h"
@@ -23,14 +23,15 @@ GdnScratch gdn_scratch(Stream& stream, int rows, const ops::GdnGeometry& geometr
           stream.matrix(rows, value_width)};
 }
 
-template <class Stream>
+// Leaves its result in scratch.mixed, the input of weights.out. Segments: GdnSegment values, or a device's tables of
+// them.
+template <class Stream, class Segments>
 void gdn(Stream& stream, const ops::GdnGeometry& geometry, const Gdn& weights, MatrixView<const float> x,
-         std::span<const ops::GdnSegment> segments, const GdnScratch& scratch, MatrixView<float> residual) {
+         const Segments& segments, const GdnScratch& scratch) {
   const ops::LinearTarget projections[] = {
       {weights.qkv, scratch.qkv}, {weights.z, scratch.z}, {weights.b, scratch.b}, {weights.a, scratch.a}};
   ops::linear(stream, x, projections);
   ops::gdn(stream, geometry, weights.core, {scratch.qkv, scratch.z, scratch.b, scratch.a}, segments, scratch.mixed);
-  ops::linear_add(stream, scratch.mixed, weights.out, residual);
 }
 
 }  // namespace splash::models

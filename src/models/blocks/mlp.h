@@ -1,8 +1,7 @@
 // SwiGLU: down( silu(gate x) * up x ).
 #pragma once
 
-#include "ops/linear/linear.h"
-#include "ops/swiglu/swiglu.h"
+#include "ops/fused.h"
 #include "pack/weight.h"
 
 namespace splash::models {
@@ -20,15 +19,10 @@ MlpScratch mlp_scratch(Stream& stream, int rows, int intermediate) {
   return {stream.matrix(rows, intermediate), stream.matrix(rows, intermediate)};
 }
 
-// out = mlp(x), or out += mlp(x) where `accumulate` (the residual).
+// silu(gate x) * up x, the input of weights.down: left in scratch.gate.
 template <class Stream>
-void mlp(Stream& stream, const Mlp& weights, MatrixView<const float> x, const MlpScratch& scratch, bool accumulate,
-         MatrixView<float> out) {
-  const ops::LinearTarget inner[] = {{weights.gate, scratch.gate}, {weights.up, scratch.up}};
-  ops::linear(stream, x, inner);
-  ops::swiglu(stream, scratch.gate, scratch.up, scratch.gate);
-  const ops::LinearTarget outer{weights.down, out, accumulate};
-  ops::linear(stream, scratch.gate, std::span(&outer, 1));
+void gated(Stream& stream, const Mlp& weights, MatrixView<const float> x, const MlpScratch& scratch) {
+  ops::linear_swiglu(stream, x, weights.gate, weights.up, scratch.up, scratch.gate);
 }
 
 }  // namespace splash::models

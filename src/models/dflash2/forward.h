@@ -49,38 +49,51 @@ void convolved_sublayer(Stream& stream, const pack::DraftGeometry& g, std::span<
   ops::block_conv(stream, after, s.coefficients, s.sublayer, true, x);
 }
 
-// Final-normed hidden states [blocks * block_size, H]. ring(lane, layer): the lane's context in that layer.
-template <class Stream, class Rings>
-MatrixView<float> forward(Stream& stream, const Weights& weights, const pack::Weight& embedding,
-                          std::span<const Block> blocks, Rings&& ring) {
+// The rows of one draft pass.
+struct BlockRows {
+  std::vector<Token> tokens;                                  // per block: the anchor, then masks
+  std::vector<std::vector<ops::DraftBlockSegment>> segments;  // [layer][block]
+};
+// ring(lane, layer): the lane's context in that layer.
+template <class Rings>
+BlockRows block_rows(const Weights& weights, std::span<const Block> blocks, Rings&& ring) {
   const pack::DraftGeometry& g = weights.geometry;
-  std::vector<Token> tokens;
+  BlockRows rows;
+  rows.segments.resize(g.layers);
   for (const Block& block : blocks) {
-    tokens.push_back(block.anchor);
-    tokens.insert(tokens.end(), g.block_size - 1, g.mask_token);
+    const int first = static_cast<int>(rows.tokens.size());
+    rows.tokens.push_back(block.anchor);
+    rows.tokens.insert(rows.tokens.end(), g.block_size - 1, g.mask_token);
+    for (int i = 0; i < g.layers; ++i) rows.segments[i].push_back({first, block.position, ring(block.lane, i)});
   }
-  const int rows = static_cast<int>(tokens.size());
+  return rows;
+}
+
+// Final-normed hidden states [blocks * block_size, H].
+template <class Stream>
+MatrixView<float> forward(Stream& stream, const Weights& weights, const pack::Weight& embedding,
+                          const BlockRows& blocks) {
+  const pack::DraftGeometry& g = weights.geometry;
+  const int rows = static_cast<int>(blocks.tokens.size());
   const MatrixView<float> x = stream.matrix(rows, g.hidden_size);
   Scratch<Stream> s(stream, g, rows);
-  std::vector<ops::DraftBlockSegment> segments(blocks.size());
 
-  ops::embed(stream, embedding, tokens, x);
+  ops::embed(stream, embedding, blocks.tokens, x);
   for (int i = 0; i < g.layers; ++i) {
     const Layer& layer = weights.layers[i];
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      segments[b] = {static_cast<int>(b) * g.block_size, blocks[b].position, ring(blocks[b].lane, i)};
-    }
     convolved_sublayer(stream, g, layer.input_norm, layer.attention_conv, s, x,
                        [&](MatrixView<const float> u, MatrixView<float> out) {
                          const ops::LinearTarget qkv[] = {{layer.q, s.q}, {layer.k, s.k}, {layer.v, s.v}};
                          ops::linear(stream, u, qkv);
                          ops::draft_attention(stream, layer.attention, layer.q_norm, layer.k_norm, s.q, s.k, s.v,
-                                              g.block_size, segments, s.mixed);
+                                              g.block_size, blocks.segments[i], s.mixed);
                          ops::linear(stream, s.mixed, layer.out, out);
                        });
-    convolved_sublayer(
-        stream, g, layer.post_attention_norm, layer.mlp_conv, s, x,
-        [&](MatrixView<const float> u, MatrixView<float> out) { mlp(stream, layer.mlp, u, s.mlp, false, out); });
+    convolved_sublayer(stream, g, layer.post_attention_norm, layer.mlp_conv, s, x,
+                       [&](MatrixView<const float> u, MatrixView<float> out) {
+                         gated(stream, layer.mlp, u, s.mlp);
+                         ops::linear(stream, s.mlp.gate, layer.mlp.down, out);
+                       });
   }
   ops::rms_norm(stream, x, weights.norm, g.rms_eps, s.normed);
   return s.normed;
@@ -94,28 +107,36 @@ struct ContextRows {
   int position = 0;
 };
 
-// c = norm(fc f); each layer's keys and values of c go to the lane's ring. features [rows, taps * H].
-template <class Stream, class Rings>
+// [layer][lane]: where the rows go. ring(lane, layer): the lane's context in that layer.
+using ContextSegments = std::vector<std::vector<ops::DraftContextSegment>>;
+template <class Rings>
+ContextSegments context_segments(const Weights& weights, std::span<const ContextRows> lanes, Rings&& ring) {
+  ContextSegments segments(weights.geometry.layers);
+  for (int i = 0; i < weights.geometry.layers; ++i) {
+    for (const ContextRows& rows : lanes) {
+      const ops::DraftRing to = ring(rows.lane, i);
+      const int skipped = rows.rows > to.capacity ? rows.rows - to.capacity : 0;  // would be overwritten at once
+      segments[i].push_back({rows.first_row + skipped, rows.rows - skipped, rows.position + skipped, to});
+    }
+  }
+  return segments;
+}
+
+// c = norm(fc f); each layer's keys and values of c go to the lanes' rings. features [rows, taps * H].
+template <class Stream>
 void commit_context(Stream& stream, const Weights& weights, MatrixView<const float> features,
-                    std::span<const ContextRows> lanes, Rings&& ring) {
+                    const ContextSegments& segments) {
   const pack::DraftGeometry& g = weights.geometry;
   const MatrixView<float> context = stream.matrix(features.rows, g.hidden_size);
   const MatrixView<float> k = stream.matrix(features.rows, g.kv_heads * g.head_dim);
   const MatrixView<float> v = stream.matrix(features.rows, g.kv_heads * g.head_dim);
   ops::linear(stream, features, weights.context_projection, context);
   ops::rms_norm(stream, context, weights.context_norm, g.rms_eps, context);
-  std::vector<ops::DraftContextSegment> segments(lanes.size());
   for (int i = 0; i < g.layers; ++i) {
     const Layer& layer = weights.layers[i];
     const ops::LinearTarget kv[] = {{layer.k, k}, {layer.v, v}};
     ops::linear(stream, context, kv);
-    for (std::size_t n = 0; n < lanes.size(); ++n) {
-      const ContextRows& rows = lanes[n];
-      const ops::DraftRing to = ring(rows.lane, i);
-      const int skipped = rows.rows > to.capacity ? rows.rows - to.capacity : 0;  // would be overwritten at once
-      segments[n] = {rows.first_row + skipped, rows.rows - skipped, rows.position + skipped, to};
-    }
-    ops::draft_context(stream, layer.attention, layer.k_norm, k, v, segments);
+    ops::draft_context(stream, layer.attention, layer.k_norm, k, v, segments[i]);
   }
 }
 

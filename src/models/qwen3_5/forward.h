@@ -7,8 +7,7 @@
 #include "models/qwen3_5/state.h"
 #include "models/qwen3_5/weights.h"
 #include "ops/embed/embed.h"
-#include "ops/linear/linear.h"
-#include "ops/norm/norm.h"
+#include "ops/fused.h"
 
 namespace splash::models::qwen3_5 {
 
@@ -26,46 +25,48 @@ struct Rows {
   }
 };
 
-// The residual stream [rows, H] after the last layer, before the final norm. after_layer(l, x) sees it after layer l;
-// l = -1: the embeddings.
-template <class Stream, class AfterLayer>
-MatrixView<float> forward(Stream& stream, const Weights& weights, const Rows& rows, State& state,
-                          AfterLayer&& after_layer) {
+// What a pass leaves: the residual stream after the last layer and its final norm, [rows, H] each.
+struct Passed {
+  MatrixView<float> x, normed;
+};
+
+// after_layer(l, x) sees the residual stream after layer l; l = -1: the embeddings. `memory`: pages and recurrent
+// states (State, or a device's).
+template <class Stream, class Memory, class AfterLayer>
+Passed forward(Stream& stream, const Weights& weights, const Rows& rows, Memory& memory, AfterLayer&& after_layer) {
   const pack::TargetGeometry& g = weights.geometry;
-  const int count = rows.count();
+  const int count = rows.count(), layers = static_cast<int>(weights.layers.size());
   const MatrixView<float> x = stream.matrix(count, g.hidden_size), normed = stream.matrix(count, g.hidden_size);
   const auto of_gdn = gdn_scratch(stream, count, weights.gdn);
   const auto of_attention = attention_scratch(stream, count, weights.attention);
   const auto of_mlp = mlp_scratch(stream, count, g.intermediate_size);
-  std::vector<ops::GdnSegment> lanes(rows.segments.size());
 
   ops::embed(stream, weights.embedding, rows.tokens, x);
   after_layer(-1, x);
-  for (int l = 0; l < static_cast<int>(weights.layers.size()); ++l) {
+  ops::rms_norm(stream, x, weights.layers.front().input_norm, g.rms_eps, normed);
+  for (int l = 0; l < layers; ++l) {
     const Layer& layer = weights.layers[l];
-    ops::rms_norm(stream, x, layer.input_norm, g.rms_eps, normed);
     if (const auto* recurrent = std::get_if<Gdn>(&layer.mixer)) {
-      for (std::size_t i = 0; i < lanes.size(); ++i) {
-        lanes[i] = {rows.segments[i], state.gdn(rows.segments[i].lane, layer.mixer_index), rows.modes[i]};
-      }
-      gdn(stream, weights.gdn, *recurrent, normed, lanes, of_gdn, x);
+      gdn(stream, weights.gdn, *recurrent, normed, memory.gdn_segments(rows.segments, rows.modes, layer.mixer_index),
+          of_gdn);
+      ops::linear_add_norm(stream, of_gdn.mixed, recurrent->out, x, layer.post_attention_norm, g.rms_eps, normed);
     } else {
-      attention(stream, weights.attention, std::get<Attention>(layer.mixer), normed, rows.segments, state.pool(),
-                layer.mixer_index, of_attention, x);
+      const auto& full = std::get<Attention>(layer.mixer);
+      attention(stream, weights.attention, full, normed, rows.segments, memory.pool(), layer.mixer_index, of_attention);
+      ops::linear_add_norm(stream, of_attention.mixed, full.out, x, layer.post_attention_norm, g.rms_eps, normed);
     }
-    ops::rms_norm(stream, x, layer.post_attention_norm, g.rms_eps, normed);
-    mlp(stream, layer.mlp, normed, of_mlp, true, x);
+    gated(stream, layer.mlp, normed, of_mlp);
+    const auto next_norm = l + 1 < layers ? weights.layers[l + 1].input_norm : weights.norm;
+    ops::linear_add_norm(stream, of_mlp.gate, layer.mlp.down, x, next_norm, g.rms_eps, normed);
     after_layer(l, x);
   }
-  return x;
+  return {x, normed};
 }
 
-// logits [rows, V] of residual rows.
+// logits [rows, V] of final-normed rows.
 template <class Stream>
-MatrixView<float> head(Stream& stream, const Weights& weights, MatrixView<const float> x) {
-  const MatrixView<float> normed = stream.matrix(x.rows, x.cols);
-  const MatrixView<float> logits = stream.matrix(x.rows, weights.head.rows);
-  ops::rms_norm(stream, x, weights.norm, weights.geometry.rms_eps, normed);
+MatrixView<float> head(Stream& stream, const Weights& weights, MatrixView<const float> normed) {
+  const MatrixView<float> logits = stream.matrix(normed.rows, weights.head.rows);
   ops::linear(stream, normed, weights.head, logits);
   return logits;
 }

@@ -7,6 +7,7 @@
 
 #include "model/model.h"
 #include "models/dflash2/forward.h"
+#include "models/qwen3_5/check.h"
 #include "models/qwen3_5/forward.h"
 #include "models/qwen3_5/state.h"
 #include "models/qwen3_5/weights.h"
@@ -37,10 +38,6 @@ class HybridModel final : public model::Model {
   const State& state() const { return state_; }
 
  private:
-  struct Lane {
-    model::LaneSetup setup;
-    int length = 0;  // committed tokens
-  };
   // A slice on its way through a step.
   struct Prefill {
     const model::PrefillSlice* slice = nullptr;
@@ -56,10 +53,6 @@ class HybridModel final : public model::Model {
     int rows() const { return static_cast<int>(proposals.size()) + 1; }
   };
 
-  Status check(const model::StepPlan& plan) const;
-  Status check_slice(int lane, int position, int rows, std::span<const model::PageId> pages) const;
-  Status check_tokens(std::span<const Token> tokens) const;
-
   void draft(std::vector<Decode>& decode);
   void verify(std::vector<Prefill>& prefill, std::vector<Decode>& decode);
   std::vector<Token> choose(int lane, int position, std::span<const ops::Proposal> proposals, int logit_row);
@@ -67,7 +60,9 @@ class HybridModel final : public model::Model {
   model::SliceResult accept_and_commit(const Decode& decode);
   void commit_draft_context();
 
-  int proposals_for(const model::DecodeSlice& slice) const;
+  int proposals_for(const model::DecodeSlice& slice) const {
+    return qwen3_5::proposals_for(slice, facts_, draft_weights_ && lanes_[slice.lane].use_draft);
+  }
   void bring_to_rest(int lane);
 
   std::unique_ptr<Stream> stream_;
@@ -76,7 +71,8 @@ class HybridModel final : public model::Model {
   Weights weights_;
   std::optional<dflash2::Weights> draft_weights_;
   State state_;
-  std::vector<Lane> lanes_;
+  std::vector<model::LaneSetup> lanes_;
+  std::vector<int> lengths_;  // committed tokens, by lane
   std::vector<int> snapshot_length_;
 
   // Of the step in progress; views into the stream's arena.

@@ -13,7 +13,7 @@ inline void append(MatrixView<const float> rows, std::vector<float>& to) {
   for (int r = 0; r < rows.rows; ++r) to.insert(to.end(), rows.row(r), rows.row(r) + rows.cols);
 }
 
-// A text run from the empty state in chunks; after_chunk(x) sees each chunk's residual rows.
+// A text run from the empty state in chunks; after_chunk(passed) sees what each chunk leaves.
 template <class Stream, class AfterLayer, class AfterChunk>
 void run_text(Stream& stream, const Weights& weights, State& state, std::span<const Token> text, int chunk,
               AfterLayer&& after_layer, AfterChunk&& after_chunk) {
@@ -43,11 +43,9 @@ Scores score(Stream& stream, const pack::Package& package, std::span<const Token
   const auto after_layer = [&](int layer, MatrixView<const float> x) {
     if (with_hidden && layer + 1 < layers) append(x, scores.hidden[layer + 1]);
   };
-  run_text(stream, weights, state, text, chunk, after_layer, [&](MatrixView<float> x) {
-    append(head(stream, weights, x), scores.logits);
-    if (!with_hidden) return;
-    ops::rms_norm(stream, x, weights.norm, g.rms_eps, x);
-    append(x, scores.hidden[layers]);
+  run_text(stream, weights, state, text, chunk, after_layer, [&](const Passed& passed) {
+    append(head(stream, weights, passed.normed), scores.logits);
+    if (with_hidden) append(passed.normed, scores.hidden[layers]);
   });
   return scores;
 }
@@ -76,16 +74,17 @@ DraftReport draft_report(Stream& stream, const pack::Package& package, std::span
           }
         }
       },
-      [&](MatrixView<float> x) {
-        const dflash2::ContextRows rows{0, 0, x.rows, position};
-        dflash2::commit_context(stream, draft, MatrixView<const float>(features.data(), x.rows, taps * hidden),
-                                std::span(&rows, 1), ring);
-        position += x.rows;
+      [&](const Passed& passed) {
+        const dflash2::ContextRows rows{0, 0, passed.x.rows, position};
+        dflash2::commit_context(stream, draft, MatrixView<const float>(features.data(), rows.rows, taps * hidden),
+                                dflash2::context_segments(draft, std::span(&rows, 1), ring));
+        position += rows.rows;
       });
 
   stream.reset();
   const dflash2::Block block{0, text.back(), position};
-  const MatrixView<float> h = dflash2::forward(stream, draft, weights.embedding, std::span(&block, 1), ring);
+  const MatrixView<float> h =
+      dflash2::forward(stream, draft, weights.embedding, dflash2::block_rows(draft, std::span(&block, 1), ring));
   const int slots = g.block_size - 1, k = std::min(g.selector_top_k, weights.head.rows);
   const MatrixView<float> logits = stream.matrix(h.rows, weights.head.rows);
   const MatrixView<float> projections = stream.matrix(h.rows, g.selector_rank);

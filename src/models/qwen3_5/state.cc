@@ -76,6 +76,15 @@ ops::GdnLane State::gdn(int lane, int layer) {
           &lanes_[lane].kept};
 }
 
+std::vector<ops::GdnSegment> State::gdn_segments(std::span<const ops::Segment> segments,
+                                                 std::span<const ops::GdnMode> modes, int layer) {
+  std::vector<ops::GdnSegment> of_layer;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    of_layer.push_back({segments[i], gdn(segments[i].lane, layer), modes[i]});
+  }
+  return of_layer;
+}
+
 ops::DraftRing State::ring(int lane, int draft_layer) {
   float* keys = floats(lanes_[lane].rest) + geometry_.gdn_layers * geometry_.gdn_floats();
   const auto part = [&](int layer) {

@@ -35,6 +35,8 @@ class State {
 
   const ops::KvPool& pool() const { return pool_; }
   ops::GdnLane gdn(int lane, int layer);
+  std::vector<ops::GdnSegment> gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode> modes,
+                                            int layer);
   ops::DraftRing ring(int lane, int draft_layer);
   int& kept(int lane) { return lanes_[lane].kept; }
 

@@ -13,7 +13,7 @@ namespace splash::models::qwen3_5 {
 
 template <class Stream>
 Result<model::StepResult> HybridModel<Stream>::step(const model::StepPlan& plan) {
-  SPLASH_TRY_STATUS(check(plan));
+  SPLASH_TRY_STATUS(check_plan(plan, facts_, lengths_));
   stream_->reset();
   context_.clear();
   std::vector<Prefill> prefill;
@@ -49,8 +49,8 @@ void HybridModel<Stream>::draft(std::vector<Decode>& decode) {
   if (blocks.empty()) return;
 
   const dflash2::Weights& w = *draft_weights_;
-  const MatrixView<float> all = dflash2::forward(*stream_, w, weights_.embedding, blocks,
-                                                 [&](int lane, int layer) { return state_.ring(lane, layer); });
+  const auto rows = dflash2::block_rows(w, blocks, [&](int lane, int layer) { return state_.ring(lane, layer); });
+  const MatrixView<float> all = dflash2::forward(*stream_, w, weights_.embedding, rows);
   const MatrixView<float> hidden = gather_rows(*stream_, all, slots);
   const MatrixView<float> logits = stream_->matrix(hidden.rows, weights_.head.rows);
   const MatrixView<float> projections = stream_->matrix(hidden.rows, w.geometry.selector_rank);
@@ -65,8 +65,8 @@ void HybridModel<Stream>::draft(std::vector<Decode>& decode) {
   for (Decode* lane : drafting) {
     const int wanted = proposals_for(*lane->slice);
     ops::selector_walk(w.selector, candidates.slice_rows(first, wanted), values.slice_rows(first, wanted),
-                       projections.slice_rows(first, wanted), lane->slice->anchor,
-                       lanes_[lane->slice->lane].setup.sampling, lane->slice->position, lane->proposals);
+                       projections.slice_rows(first, wanted), lane->slice->anchor, lanes_[lane->slice->lane].sampling,
+                       lane->slice->position, lane->proposals);
     first += wanted;
   }
 }
@@ -99,21 +99,21 @@ void HybridModel<Stream>::verify(std::vector<Prefill>& prefill, std::vector<Deco
   const std::vector<int> no_taps;
   const std::vector<int>& taps = draft_weights_ ? draft_weights_->geometry.taps : no_taps;
   features_ = stream_->matrix(rows.count(), static_cast<int>(taps.size()) * hidden);
-  const MatrixView<float> x = forward(*stream_, weights_, rows, state_, [&](int layer, MatrixView<const float> after) {
+  const Passed passed = forward(*stream_, weights_, rows, state_, [&](int layer, MatrixView<const float> after) {
     for (std::size_t t = 0; t < taps.size(); ++t) {
       if (taps[t] != layer) continue;
       const auto to = features_.slice_cols(static_cast<int>(t) * hidden, hidden);
       for (int r = 0; r < after.rows; ++r) std::copy_n(after.row(r), hidden, to.row(r));
     }
   });
-  if (!choosing.empty()) logits_ = head(*stream_, weights_, gather_rows(*stream_, x, choosing));
+  if (!choosing.empty()) logits_ = head(*stream_, weights_, gather_rows(*stream_, passed.normed, choosing));
 }
 
 // Kept proposals and the token after them, by the exact rule. `position`: of the first row.
 template <class Stream>
 std::vector<Token> HybridModel<Stream>::choose(int lane, int position, std::span<const ops::Proposal> proposals,
                                                int logit_row) {
-  const model::LaneSetup& setup = lanes_[lane].setup;
+  const model::LaneSetup& setup = lanes_[lane];
   int limit = facts_.sampling_limit, mask_words = 0;
   if (setup.constraint) {
     std::vector<Token> path;
@@ -157,10 +157,10 @@ model::SliceResult HybridModel<Stream>::commit(const Prefill& prefill) {
   const model::PrefillSlice& slice = *prefill.slice;
   const int rows = static_cast<int>(slice.tokens.size());
   state_.kept(slice.lane) = 0;
-  lanes_[slice.lane].length = slice.position + rows;
+  lengths_[slice.lane] = slice.position + rows;
   context_.push_back({slice.lane, prefill.first_row, rows, slice.position});
   model::SliceResult result{.lane = slice.lane, .committed = rows};
-  if (slice.choose) result.chosen = choose(slice.lane, lanes_[slice.lane].length - 1, {}, prefill.logit_row);
+  if (slice.choose) result.chosen = choose(slice.lane, lengths_[slice.lane] - 1, {}, prefill.logit_row);
   return result;
 }
 
@@ -170,14 +170,14 @@ template <class Stream>
 model::SliceResult HybridModel<Stream>::accept_and_commit(const Decode& decode) {
   const model::DecodeSlice& slice = *decode.slice;
   std::vector<Token> chosen = choose(slice.lane, slice.position, decode.proposals, decode.logit_row);
-  const std::vector<Token>& stops = lanes_[slice.lane].setup.stop_tokens;
+  const std::vector<Token>& stops = lanes_[slice.lane].stop_tokens;
   const auto stop = std::find_first_of(chosen.begin(), chosen.end(), stops.begin(), stops.end());
   if (stop != chosen.end()) chosen.erase(stop + 1, chosen.end());
   if (static_cast<int>(chosen.size()) > slice.budget) chosen.resize(slice.budget);
 
   const int committed = static_cast<int>(chosen.size());
   state_.kept(slice.lane) = committed;
-  lanes_[slice.lane].length = slice.position + committed;
+  lengths_[slice.lane] = slice.position + committed;
   context_.push_back({slice.lane, decode.first_row, committed, slice.position});
   return {.lane = slice.lane,
           .committed = committed,
@@ -199,8 +199,9 @@ void HybridModel<Stream>::commit_draft_context() {
     lane = {lane.lane, static_cast<int>(rows.size()), lane.rows - skipped, lane.position + skipped};
     for (int i = 0; i < lane.rows; ++i) rows.push_back(first + i);
   }
-  dflash2::commit_context(*stream_, *draft_weights_, gather_rows(*stream_, features_, rows), context_,
-                          [&](int lane, int layer) { return state_.ring(lane, layer); });
+  const auto segments = dflash2::context_segments(*draft_weights_, context_,
+                                                  [&](int lane, int layer) { return state_.ring(lane, layer); });
+  dflash2::commit_context(*stream_, *draft_weights_, gather_rows(*stream_, features_, rows), segments);
 }
 
 }  // namespace splash::models::qwen3_5

@@ -157,7 +157,8 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
 
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
                      MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed) {
-  if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0) {
+  if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0 ||
+      !stream.folds_norms()) {
     linear_add(stream, x, weight, residual);
     rms_norm(stream, residual, gain, eps, normed);
     return;

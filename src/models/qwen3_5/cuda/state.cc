@@ -1,0 +1,125 @@
+#include "models/qwen3_5/cuda/state.h"
+
+namespace splash::models::qwen3_5 {
+namespace {
+
+std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
+std::int64_t aligned(std::int64_t floats) { return (floats + 63) / 64 * 64; }  // 256 bytes
+
+}  // namespace
+
+Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGeometry geometry, int lanes, int pages,
+                                                   int snapshots) {
+  std::unique_ptr<CudaState> state(new CudaState(stream, std::move(geometry)));
+  CudaState& s = *state;
+  const auto take = [](std::int64_t bytes) { return cuda::DeviceBuffer::allocate(static_cast<std::size_t>(bytes)); };
+  const StateGeometry& g = s.geometry_;
+  s.lanes_ = lanes;
+  SPLASH_TRY(s.pages_, take(std::max<std::int64_t>(pages * g.kv.page_bytes(), 256)));
+  SPLASH_TRY(s.rests_, take(lanes * aligned(g.rest_floats()) * 4));
+  SPLASH_TRY(s.tapes_, take(std::max<std::int64_t>(lanes * aligned(g.tape_floats()) * 4, 256)));
+  SPLASH_TRY(s.kept_memory_, take(lanes * 4));
+  SPLASH_TRY(s.gdn_lanes_,
+             take(std::max<std::int64_t>(g.gdn_layers * lanes * std::int64_t{sizeof(ops::GdnLane)}, 256)));
+  SPLASH_TRY(s.staging_, take(static_cast<std::int64_t>(s.rest_bytes())));
+  s.pool_ = {g.kv, s.pages_.data()};
+  s.kept_ = s.kept_memory_.as<int>();
+  s.snapshots_.resize(snapshots);
+  stream.note(cudaStreamCreateWithFlags(&s.copies_, cudaStreamNonBlocking), "copy stream");
+  stream.note(cudaEventCreateWithFlags(&s.staged_, cudaEventDisableTiming), "event");
+  stream.note(cudaEventCreateWithFlags(&s.copied_, cudaEventDisableTiming), "event");
+  stream.note(cudaEventRecord(s.copied_, s.copies_), "event");
+  // Rows of a page that nobody wrote are read beside written ones and weigh nothing: they only have to be finite.
+  stream.note(cudaMemsetAsync(s.pages_.data(), 0, s.pages_.bytes(), stream.native()), "clear pages");
+  stream.note(cudaMemsetAsync(s.rests_.data(), 0, s.rests_.bytes(), stream.native()), "clear lanes");
+  stream.note(cudaMemsetAsync(s.kept_memory_.data(), 0, s.kept_memory_.bytes(), stream.native()), "clear kept");
+  std::vector<ops::GdnLane> table;
+  for (int layer = 0; layer < g.gdn_layers; ++layer) {
+    for (int lane = 0; lane < lanes; ++lane) table.push_back(s.gdn(lane, layer));
+  }
+  stream.note(cudaMemcpyAsync(s.gdn_lanes_.data(), table.data(), table.size() * sizeof(table[0]),
+                              cudaMemcpyHostToDevice, stream.native()),
+              "lane table");
+  SPLASH_TRY_STATUS(stream.synchronise());
+  return state;
+}
+
+CudaState::~CudaState() {
+  if (copies_) {
+    cudaStreamSynchronize(copies_);
+    cudaStreamDestroy(copies_);
+  }
+  if (staged_) cudaEventDestroy(staged_);
+  if (copied_) cudaEventDestroy(copied_);
+}
+
+float* CudaState::rest_of(int lane) const { return rests_.as<float>() + lane * aligned(geometry_.rest_floats()); }
+float* CudaState::tape_of(int lane) const { return tapes_.as<float>() + lane * aligned(geometry_.tape_floats()); }
+
+ops::GdnLane CudaState::gdn(int lane, int layer) const {
+  float* state = rest_of(lane) + layer * geometry_.gdn_floats();
+  return {state, state + whole_lines(geometry_.gdn.state_floats()),
+          tape_of(lane) + layer * whole_lines(link::max_block * geometry_.gdn.tape_row_floats()), kept_ + lane};
+}
+
+ops::DraftRing CudaState::ring(int lane, int draft_layer) const {
+  float* keys = rest_of(lane) + geometry_.gdn_layers * geometry_.gdn_floats();
+  const auto part = [&](int layer) {
+    return whole_lines(std::int64_t{geometry_.ring_capacity[layer]} * geometry_.ring_width);
+  };
+  for (int i = 0; i < draft_layer; ++i) keys += 2 * part(i);
+  return {keys, keys + part(draft_layer), geometry_.ring_capacity[draft_layer]};
+}
+
+void CudaState::clear(int lane) {
+  const std::int64_t bytes = geometry_.gdn_layers * geometry_.gdn_floats() * 4;
+  stream_.note(cudaMemsetAsync(rest_of(lane), 0, static_cast<std::size_t>(bytes), stream_.native()), "clear lane");
+  set_kept_zero(lane);
+}
+
+void CudaState::set_kept_zero(int lane) {
+  stream_.note(cudaMemsetAsync(kept_ + lane, 0, sizeof(int), stream_.native()), "clear kept");
+}
+
+void CudaState::save(int lane, int snapshot) {
+  Snapshot& to = snapshots_[snapshot];
+  if (to.data() == nullptr) {
+    if (auto pinned = cuda::PinnedBuffer::allocate(rest_bytes())) {
+      to.pinned = std::move(*pinned);
+    } else {
+      to.ordinary.resize(rest_bytes());
+    }
+  }
+  const cudaStream_t main = stream_.native();
+  stream_.note(cudaStreamWaitEvent(main, copied_, 0), "save");  // the staging buffer is free
+  stream_.note(cudaMemcpyAsync(staging_.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, main), "save");
+  stream_.note(cudaEventRecord(staged_, main), "save");
+  stream_.note(cudaStreamWaitEvent(copies_, staged_, 0), "save");
+  stream_.note(cudaMemcpyAsync(to.data(), staging_.data(), rest_bytes(), cudaMemcpyDeviceToHost, copies_), "save");
+  stream_.note(cudaEventRecord(copied_, copies_), "save");
+}
+
+void CudaState::restore(int lane, int snapshot) {
+  const cudaStream_t main = stream_.native();
+  stream_.note(cudaStreamWaitEvent(main, copied_, 0), "restore");  // every save has arrived
+  stream_.note(cudaMemcpyAsync(rest_of(lane), snapshots_[snapshot].data(), rest_bytes(), cudaMemcpyHostToDevice, main),
+               "restore");
+  set_kept_zero(lane);
+}
+
+void CudaState::copy_page(int from, int to) {
+  stream_.note(cudaMemcpyAsync(pool_.at(to, 0), pool_.at(from, 0), static_cast<std::size_t>(geometry_.kv.page_bytes()),
+                               cudaMemcpyDeviceToDevice, stream_.native()),
+               "copy page");
+}
+
+std::vector<float> CudaState::rest(int lane) const {
+  std::vector<float> values(static_cast<std::size_t>(geometry_.rest_floats()));
+  stream_.note(cudaMemcpyAsync(values.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToHost, stream_.native()),
+               "state at rest");
+  const Status status = stream_.synchronise();
+  SPLASH_CHECK(status.has_value(), "{}", status.error().message);
+  return values;
+}
+
+}  // namespace splash::models::qwen3_5

@@ -1,0 +1,69 @@
+// What a model on the GPU remembers between steps: pages and lanes in device memory, snapshots in host memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/cuda/memory.h"
+#include "backend/cuda/stream.h"
+#include "models/qwen3_5/state.h"
+#include "ops/gdn/gdn_cuda.h"
+
+namespace splash::models::qwen3_5 {
+
+class CudaState {
+ public:
+  static Result<std::unique_ptr<CudaState>> make(cuda::Stream& stream, StateGeometry geometry, int lanes, int pages,
+                                                 int snapshots);
+  ~CudaState();
+
+  const ops::KvPool& pool() const { return pool_; }
+  ops::DraftRing ring(int lane, int draft_layer) const;
+  int* kept() const { return kept_; }  // [lanes], device: rows on a lane's tape that count
+
+  // The recurrent layers find the next pass's segments here; its lane numbers index the lanes of this state.
+  void use(const ops::SegmentEntry* table) { segments_ = table; }
+  ops::GdnTables gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode>, int layer) const {
+    return {segments_, static_cast<int>(segments.size()), gdn_lanes_.as<ops::GdnLane>() + layer * lanes_};
+  }
+  ops::GdnLane gdn(int lane, int layer) const;
+
+  // All in stream order; nothing waits. Errors show at the stream's next synchronise.
+  void clear(int lane);
+  void set_kept_zero(int lane);
+  // The lane must be at rest. The copy to the host runs beside the steps that follow.
+  void save(int lane, int snapshot);
+  void restore(int lane, int snapshot);
+  void copy_page(int from, int to);
+
+  const StateGeometry& geometry() const { return geometry_; }
+  // A lane's state at rest, brought to the host; for tests.
+  std::vector<float> rest(int lane) const;
+
+ private:
+  CudaState(cuda::Stream& stream, StateGeometry geometry) : stream_(stream), geometry_(std::move(geometry)) {}
+  float* rest_of(int lane) const;
+  float* tape_of(int lane) const;
+  std::size_t rest_bytes() const { return static_cast<std::size_t>(geometry_.rest_floats()) * sizeof(float); }
+
+  // Host memory of a snapshot, taken at its first save: pinned, or ordinary memory where the system refuses more of
+  // that.
+  struct Snapshot {
+    cuda::PinnedBuffer pinned;
+    std::vector<std::byte> ordinary;
+    std::byte* data() { return pinned.data() ? pinned.data() : ordinary.data(); }
+  };
+
+  cuda::Stream& stream_;
+  StateGeometry geometry_;
+  int lanes_ = 0;
+  cuda::DeviceBuffer pages_, rests_, tapes_, kept_memory_, gdn_lanes_, staging_;
+  ops::KvPool pool_;
+  int* kept_ = nullptr;
+  const ops::SegmentEntry* segments_ = nullptr;
+  std::vector<Snapshot> snapshots_;
+  cudaStream_t copies_ = nullptr;  // from the staging buffer to the host
+  cudaEvent_t staged_ = nullptr, copied_ = nullptr;
+};
+
+}  // namespace splash::models::qwen3_5

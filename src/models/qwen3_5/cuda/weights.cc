@@ -1,0 +1,131 @@
+#include "models/qwen3_5/cuda/weights.h"
+
+#include "backend/cuda/upload.h"
+#include "models/qwen3_5/state.h"
+#include "ops/sampling/law_cuda.h"
+
+namespace splash::models::qwen3_5 {
+namespace {
+
+// Calls move(data pointer, bytes) for everything a model reads.
+template <class Move>
+class Views {
+ public:
+  explicit Views(Move move) : move_(std::move(move)) {}
+
+  void operator()(Weights& w) {
+    view(w.embedding), view(w.head), view(w.norm);
+    for (Layer& layer : w.layers) {
+      view(layer.input_norm), view(layer.post_attention_norm), view(layer.mlp);
+      if (auto* gdn = std::get_if<Gdn>(&layer.mixer)) {
+        view(gdn->qkv), view(gdn->z), view(gdn->b), view(gdn->a), view(gdn->out);
+        view(gdn->core.conv), view(gdn->core.a_log), view(gdn->core.dt_bias), view(gdn->core.norm);
+      } else {
+        auto& full = std::get<Attention>(layer.mixer);
+        view(full.q_gate), view(full.k), view(full.v), view(full.out);
+        view(full.norms.q_norm), view(full.norms.k_norm);
+      }
+    }
+  }
+  void operator()(dflash2::Weights& w) {
+    view(w.context_projection), view(w.context_norm), view(w.norm), view(w.selector_projection);
+    view(w.selector.predecessor), view(w.selector.successor);
+    for (dflash2::Layer& layer : w.layers) {
+      view(layer.input_norm), view(layer.post_attention_norm), view(layer.mlp);
+      for (dflash2::Conv* conv : {&layer.attention_conv, &layer.mlp_conv}) view(conv->base), view(conv->projection);
+      view(layer.q), view(layer.k), view(layer.v), view(layer.out), view(layer.q_norm), view(layer.k_norm);
+    }
+  }
+
+ private:
+  void view(pack::Weight& weight) { weight.data = move_(weight.data, weight.bytes()); }
+  void view(pack::Table& table) {
+    const int element = table.format == pack::Format::bf16 ? 2 : 4;
+    table.data = move_(table.data, std::int64_t{table.rows} * table.cols * element);
+  }
+  void view(std::span<const float>& values) {
+    const auto* from = reinterpret_cast<const std::byte*>(values.data());
+    values = {reinterpret_cast<const float*>(move_(from, static_cast<std::int64_t>(values.size_bytes()))),
+              values.size()};
+  }
+  void view(Mlp& mlp) { view(mlp.gate), view(mlp.up), view(mlp.down); }
+
+  Move move_;
+};
+
+Status need(bool holds, const char* what, int value) {
+  if (holds) return {};
+  return fail(ErrorKind::unsupported, "the CUDA kernels are not for {} {}", what, value);
+}
+
+Status supports_target(const pack::TargetGeometry& g) {
+  bool attention = false, recurrent = false;
+  for (const pack::Mixer mixer : g.layers) (mixer == pack::Mixer::attention ? attention : recurrent) = true;
+  SPLASH_TRY_STATUS(need(g.hidden_size % 128 == 0, "a hidden size of", g.hidden_size));
+  SPLASH_TRY_STATUS(need(g.intermediate_size % 128 == 0, "an intermediate size of", g.intermediate_size));
+  if (attention) {
+    SPLASH_TRY_STATUS(need(g.head_dim == 256, "attention heads of", g.head_dim));
+    SPLASH_TRY_STATUS(need(g.rotary_dim == 64, "a rotary dimension of", g.rotary_dim));
+    SPLASH_TRY_STATUS(need(g.query_heads / g.kv_heads <= 8, "query heads per key head:", g.query_heads / g.kv_heads));
+  }
+  if (recurrent) {
+    SPLASH_TRY_STATUS(need(g.key_dim == 128, "Gated DeltaNet keys of", g.key_dim));
+    SPLASH_TRY_STATUS(need(g.value_dim == 128, "Gated DeltaNet values of", g.value_dim));
+    SPLASH_TRY_STATUS(need(g.conv_kernel == 4, "a convolution of", g.conv_kernel));
+    SPLASH_TRY_STATUS(need(g.value_heads / g.key_heads <= 4, "value heads per key head:", g.value_heads / g.key_heads));
+  }
+  return {};
+}
+
+Status supports_draft(const pack::DraftGeometry& g, int max_context) {
+  SPLASH_TRY_STATUS(need(g.head_dim == 64 || g.head_dim == 128, "draft heads of", g.head_dim));
+  const int rows = g.block_size * g.query_heads / g.kv_heads;
+  SPLASH_TRY_STATUS(need(rows <= 32, "draft query rows per key head:", rows));
+  SPLASH_TRY_STATUS(need(g.hidden_size % 128 == 0, "a draft hidden size of", g.hidden_size));
+  SPLASH_TRY_STATUS(need(g.intermediate_size % 128 == 0, "a draft intermediate size of", g.intermediate_size));
+  SPLASH_TRY_STATUS(need(g.conv_group % 8 == 0, "a convolution group of", g.conv_group));
+  SPLASH_TRY_STATUS(
+      need(g.selector_top_k <= ops::most_candidates_cuda, "draft candidates per slot:", g.selector_top_k));
+  for (int layer = 0; layer < g.layers; ++layer) {
+    // Partial sums of the draft's attention: every 64 positions of its reach.
+    const std::int64_t reach = dflash2::ring_capacity(g, layer, max_context);
+    const std::int64_t floats = link::max_lanes * std::int64_t{g.kv_heads} * (reach / 64 + 3) * 32 * (g.head_dim + 2);
+    SPLASH_TRY_STATUS(need(floats * 4 <= (std::int64_t{192} << 20), "a draft window of", static_cast<int>(reach)));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status cuda_supports(const pack::Package& package, int max_context) {
+  SPLASH_TRY_STATUS(supports_target(package.target()));
+  if (package.draft() != nullptr) SPLASH_TRY_STATUS(supports_draft(*package.draft(), max_context));
+  // From 33 rows on a 4-bit linear takes two tiles of 64 inputs at a time.
+  for (const pack::SectionInfo& section : package.sections()) {
+    if (section.kind == "q4" && section.cols % 128 != 0) {
+      return fail(ErrorKind::unsupported, "the CUDA kernels are not for 4-bit matrices with {} inputs ({})",
+                  section.cols, section.name);
+    }
+  }
+  return {};
+}
+
+Result<CudaWeights> upload_weights(cuda::Stream& stream, const pack::Package& package) {
+  CudaWeights out;
+  out.target = load(package);
+  if (package.draft() != nullptr) out.draft = dflash2::load(package);
+  // Twice over the same views: first where each block goes, then, with the memory at hand, the views themselves.
+  PlacementPlan plan;
+  Views place([&](const std::byte* from, std::int64_t bytes) { return plan.add(from, bytes), from; });
+  place(out.target);
+  if (out.draft) place(*out.draft);
+  SPLASH_TRY(out.memory, cuda::upload(stream, plan));
+  Views move([&](const std::byte* from, std::int64_t bytes) -> const std::byte* {
+    return out.memory.data() + plan.add(from, bytes);
+  });
+  move(out.target);
+  if (out.draft) move(*out.draft);
+  return out;
+}
+
+}  // namespace splash::models::qwen3_5

@@ -1,0 +1,19 @@
+// The fused pairs of fused.h on the GPU (linear_cuda.h says when they are one launch).
+#pragma once
+
+#include "ops/fused.h"
+#include "ops/linear/linear_cuda.h"
+#include "ops/norm/norm_cuda.h"
+#include "ops/swiglu/swiglu_cuda.h"
+
+namespace splash::ops {
+
+inline void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate,
+                          const pack::Weight& up, MatrixView<float> upped, MatrixView<float> out) {
+  if (x.rows <= 32 && gate.format == pack::Format::q4) return linear_swiglu(stream, x, gate, up, out);
+  const LinearTarget targets[] = {{gate, out}, {up, upped}};
+  linear(stream, x, targets);
+  swiglu(stream, out, upped, out);
+}
+
+}  // namespace splash::ops
