@@ -5,7 +5,8 @@
 PROMPTS is a JSONL file of conversations ({"messages": [...], "tools": [...]}; the assistant turns are written anew by the
 target) or a folder of packed rows from train/rows.py. The target's replies, greedy in half of the rows and sampled in the
 others, are generated first, with the features that decoding with 4-bit weights produces; training then draws anchors at
-random from them. Held-out rows are walked through offline exactly as the decode loop would (anchor, proposal, longest
+random from them. With --save-every a run leaves DIR/resume.pt (weights, optimiser, position) and an exported draft behind;
+--resume goes on from there. Held-out rows are walked through offline exactly as the decode loop would (anchor, proposal, longest
 correct prefix, next anchor) and give tau, the mean of accepted + 1. DIR receives the published tensor names and config.
 """
 
@@ -303,6 +304,26 @@ def make_text(args: argparse.Namespace, c: M.Config, w: M.Params, dc: D.DraftCon
     return text
 
 
+def save_resume(file: Path, params: D.Params, optimiser: optim.Optimiser, gen: torch.Generator, step: int, progress: float) -> None:
+    """Everything that a later run needs to go on; the generated text comes back from its seed."""
+    torch.save({"params": {n: p.detach().cpu() for n, p in params.items()}, "adam": optimiser.adam.state_dict(), "muon": [b.cpu() for b in optimiser.muon.buffers],
+                "gen": gen.get_state(), "step": step, "progress": progress}, file.with_suffix(".tmp"))
+    file.with_suffix(".tmp").rename(file)
+
+
+def resume(file: Path, params: D.Params, optimiser: optim.Optimiser, gen: torch.Generator) -> tuple[int, float]:
+    """Restores a saved run; returns its step and how far its schedule was."""
+    saved = torch.load(file, weights_only=True, map_location="cpu")
+    for name, value in saved["params"].items():
+        params[name].data.copy_(value)
+    for buffer, value in zip(optimiser.muon.buffers, saved["muon"]):
+        buffer.copy_(value)
+    optimiser.adam.load_state_dict(saved["adam"])
+    gen.set_state(saved["gen"])
+    print(f"going on after step {saved['step']}", flush=True)
+    return saved["step"], saved["progress"]
+
+
 def train(args: argparse.Namespace, params: D.Params, dc: D.DraftConfig, text: G.Text, held: G.Text, w: M.Params, eot: int, dtype: torch.dtype) -> dict[str, object]:
     device = text.ids.device
     table, head = w["model.embed_tokens.weight"], M.head(w)
@@ -313,10 +334,12 @@ def train(args: argparse.Namespace, params: D.Params, dc: D.DraftConfig, text: G
         p.grad = torch.zeros_like(p)
     frozen = [n for n in params if args.no_conv and "_conv." in n]
     show = torch.arange(min(len(held.ids), args.eval_rows), device=device)
-    begin, step, log = time.time(), 0, []
+    begin, step, log, behind = time.time(), 0, [], 0.0
+    if args.resume:
+        step, behind = resume(args.resume, params, optimiser, gen)
     while True:
-        progress = (time.time() - begin) / max(1.0, args.started + args.seconds - begin) if args.steps < 0 else step / args.steps
-        if progress >= 1:
+        progress = behind + (1 - behind) * (time.time() - begin) / max(1.0, args.started + args.seconds - begin) if args.steps < 0 else step / args.steps
+        if progress >= 1 or step == args.stop_after:
             break
         quantise = progress >= args.quantise_from
         wq = quant.quantised(params, dtype) if quantise else M.effective(params, False, dtype)
@@ -337,9 +360,9 @@ def train(args: argparse.Namespace, params: D.Params, dc: D.DraftConfig, text: G
                 row["held"] = tau(held, show[:args.quick_rows], table, head, wq, dc, eot)
             log.append(row)
             print(json.dumps(row), flush=True)
-            if args.save_every and step % args.save_every == 0:
-                export(params, table, dc, args.out)
-                torch.save({n: p.detach().cpu() for n, p in params.items()}, args.scratch / "resume.pt")
+        if args.save_every and step % args.save_every == 0:
+            export(params, table, dc, args.out)
+            save_resume(args.out / "resume.pt", params, optimiser, gen, step, progress)
     with torch.no_grad():
         wq = {n: t.detach() for n, t in quant.quantised(params, dtype).items()}
     final = {"q4": tau(held, show, table, head, wq, dc, eot), "q4_without_selector": tau(held, show, table, head, wq, dc, eot, False),
@@ -354,11 +377,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--eval-prompts", type=Path, help="held-out prompts (default: the last rows of --prompts)")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
-    parser.add_argument("--resume", type=Path, help="resume.pt of an earlier run")
+    parser.add_argument("--resume", type=Path, help="resume.pt that an earlier run with --save-every left in its folder")
     parser.add_argument("--warm", type=Path, help="an exported draft to start from")
     for name, value in (("layers", 2), ("heads", 8), ("kv-heads", 2), ("head-dim", 64), ("intermediate", 1024), ("taps", 3), ("window", 512), ("block", 8), ("rank", 64),
-                        ("length", 1024), ("batches", 8), ("batch", 2048), ("eval-rows", 128), ("quick-rows", 32), ("rows", 48), ("anchors", 64), ("steps", -1), ("log-every", 50),
+                        ("length", 1024), ("batches", 8), ("batch", 2048), ("eval-rows", 128), ("quick-rows", 32), ("rows", 48), ("anchors", 64), ("steps", -1), ("stop-after", -1), ("log-every", 50),
                         ("save-every", 400), ("seed", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("seconds", 260.0), ("generate-share", 0.35), ("temperature", 0.7), ("kl", 0.5), ("muon-lr", 3e-3), ("adam-lr", 2e-3), ("quantise-from", 0.6)):
@@ -381,9 +403,6 @@ def main() -> None:
     c, w = load_target(args.target, device, dtype, args.source_weights)
     dc = draft_config(args, c, tokenizer.token_to_id(args.mask_token))
     params = D.init_params(dc, args.seed, device)
-    if args.resume:
-        for name, value in torch.load(args.resume, weights_only=True).items():
-            params[name].data.copy_(value)
     if args.warm:
         warm_start(args.warm, params, w["model.embed_tokens.weight"])
     print("draft parameters", sum(p.numel() for p in params.values()), "taps", dc.taps, flush=True)

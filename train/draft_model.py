@@ -63,10 +63,11 @@ class DraftConfig:
 
 
 def default_taps(count: int, target_layers: int) -> tuple[int, ...]:
-    """Second layer to third-to-last, evenly (spec 1.2)."""
+    """Second layer to third-to-last, evenly (spec 1.2); a target too shallow for that gives all but its last layer."""
     if count == 1:
         return (target_layers // 2,)
-    return tuple(round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
+    first, last = (1, target_layers - 3) if target_layers - 3 >= count else (0, target_layers - 2)
+    return tuple(round(first + i * (last - first) / (count - 1)) for i in range(count))
 
 
 def shapes_of(c: DraftConfig) -> dict[str, tuple[int, ...]]:

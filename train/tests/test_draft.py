@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ import draft_model as D
 import generate as G
 import model as M
 
+TRAIN = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 TARGET = M.Config(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=1, num_key_value_heads=1, head_dim=64, rotary_dim=16,
                   linear_num_key_heads=1, linear_num_value_heads=1)
@@ -210,7 +214,7 @@ def test_gates_4_5_7_overfit_and_real_loop(tmp_path: Path) -> None:
     text = greedy_text(w)
     params = D.init_params(DRAFT, 1, CPU)
     args = argparse.Namespace(seed=1, muon_lr=1e-2, adam_lr=5e-3, no_conv=False, eval_rows=1, seconds=0, steps=150, quantise_from=2.0, rows=1, anchors=32, log_every=150, quick_rows=1,
-                              save_every=0, out=tmp_path, scratch=tmp_path, started=time.time(), kl=0.5, tv=False, no_selector=False)
+                              save_every=0, stop_after=-1, resume=None, out=tmp_path, started=time.time(), kl=0.5, tv=False, no_selector=False)
     R.train(args, params, DRAFT, text, text, w, EOT, torch.float32)
     plain = {n: p.detach() for n, p in params.items()}
     index = torch.tensor([0])
@@ -244,3 +248,39 @@ def test_export_has_published_names(tmp_path: Path, fixtures: Path) -> None:
     again = D.init_params(DRAFT, 2, CPU)
     R.warm_start(tmp_path, again, table)
     assert (D.codebooks(again, table)[0] - D.codebooks(params, table)[0]).abs().max() < 0.05
+
+
+def small_target(folder: Path) -> None:
+    """A Hugging Face folder of a random hybrid model with the built-in model's tokenizer."""
+    import train
+
+    config = replace(TARGET, vocab_size=8192)
+    train.save_folder(M.init_params(config, 3, CPU), config, 0, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TRAIN.parent / "models" / "tiny" / "tokenizer" / name).read_bytes())
+
+
+def test_program_writes_a_draft_and_resumes(tmp_path: Path) -> None:
+    """The whole command on a small target: conversations in, published folder out, tau by position printed; a run that was
+    stopped half-way and resumed ends with the weights of one that was not."""
+    target, prompts = tmp_path / "target", tmp_path / "prompts.jsonl"
+    small_target(target)
+    lines = [{"messages": [{"role": "user", "content": f"What is {i} + 2?"}, {"role": "assistant", "content": f"{i} + 2 = {i + 2}"}]} for i in range(80)]
+    prompts.write_text("\n".join(json.dumps(line) for line in lines))
+
+    def run(out: str, *more: str) -> str:
+        command = [sys.executable, str(TRAIN / "draft.py"), "--target", str(target), "--prompts", str(prompts), "--out", str(tmp_path / out), "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
+                   "--intermediate", "64", "--rank", "16", "--window", "64", "--length", "96", "--batches", "1", "--batch", "2", "--eval-rows", "1", "--rows", "2", "--anchors", "4",
+                   "--steps", "8", "--log-every", "1", "--quick-rows", "1", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shown = run("straight")
+    assert '"by_position"' in shown and '"held"' in shown
+    run("halved", "--stop-after", "4", "--save-every", "4")
+    run("halved", "--resume", str(tmp_path / "halved" / "resume.pt"))
+    straight, halved = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "halved"))
+    assert straight.keys() == halved.keys() and all(torch.equal(straight[n], halved[n]) for n in straight)
+    c = D.DraftConfig.from_folder(tmp_path / "straight")
+    assert set(straight) == set(D.shapes_of(c)) and c.taps == (0, 1, 2)
