@@ -1,6 +1,6 @@
-"""Measure a served model on the evaluation prompts and write the model card's table. Standard library only.
+"""Measure a served model on the evaluation prompts (card.py writes the model card from it). Standard library only.
 
-    python train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json --card table.md
+    python train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json
         [--plain-url URL]     the same model served with --plain: both are timed in the order A B B A and compared
         [--only tools,json]   some categories; [--limit N] at most N prompts of each; [--times-only] only the timing
 
@@ -199,7 +199,8 @@ def times(prompts: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, 
             "prompts": len(some), "passes": [{"server": n, **{k: v for k, v in p.items() if k != "scores"}} for n, p in passes]}
 
 
-def card(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> list[str]:
+    """Rows of what was measured against the bars."""
     rows = ["| what | bar | measured |", "|---|---|---|"]
     scores = results["greedy"]["scores"]
     for key, label in NAMES.items():
@@ -214,19 +215,7 @@ def card(results: dict[str, Any]) -> str:
         t = results["times"]
         rows.append(f"| decode tokens per second with the draft against without, one lane, CPU | >= 1.3 x | {t['speedup']:.2f} x ({t['draft']:.0f} against {t['plain']:.0f}) |")
         rows.append(f"| the same for whole requests, prompts included | - | {t['whole_speedup']:.2f} x |")
-    if results.get("ablations"):
-        a = results["ablations"]
-        rows.append(f"| offline tau: full / no convolution / no selector / off-policy data | each helps | {a['full']} / {a['no_conv']} / {a['no_selector']} / {a['off_policy']} |")
-    return "\n".join(rows) + "\n"
-
-
-def ablations() -> dict[str, float] | None:
-    """Offline numbers of the equal-budget draft runs kept in train/records."""
-    try:
-        final = {k: json.loads((HERE.parent / "records" / f"ablate-{k}.json").read_text())["final"] for k in ("base", "noconv", "offpolicy")}
-    except OSError:
-        return None
-    return {"full": final["base"]["q4"]["tau"], "no_conv": final["noconv"]["q4"]["tau"], "no_selector": final["base"]["q4_without_selector"]["tau"], "off_policy": final["offpolicy"]["q4"]["tau"]}
+    return rows
 
 
 def main() -> None:
@@ -235,7 +224,6 @@ def main() -> None:
     parser.add_argument("--plain-url")
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts.jsonl")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--card", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--limit", type=int, default=10_000)
     parser.add_argument("--times-only", action="store_true")
@@ -254,7 +242,7 @@ def main() -> None:
         taken[prompt["category"]] += 1
         if taken[prompt["category"]] <= args.limit and (not only or prompt["category"] in only):
             prompts.append(prompt)
-    results: dict[str, Any] = {"ablations": ablations()}
+    results: dict[str, Any] = {}
     if not args.times_only:
         greedy = run(args.url, prompts, 0.0, args)
         results |= {"greedy": greedy.summary(), "failures": greedy.failures}
@@ -266,10 +254,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if not args.times_only:
-        table = card(results)
-        if args.card:
-            args.card.write_text(table)
-        print(table)
+        print("\n".join(table(results)))
 
 
 if __name__ == "__main__":
