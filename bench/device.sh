@@ -74,6 +74,16 @@ for step in $steps; do
       for lanes in 1 4 8; do
         try bench.txt "${SERVE_SECONDS:-30}" "built-in, $lanes lanes" "$bin/splash" bench step --backend cuda --lanes $lanes --context 256 --steps 100 --json
       done
+      if [ -x "$bin/splash" ]; then  # the server itself, from start to a reply
+        timeout 30 "$bin/splash" serve --backend cuda --port 18999 > "$out/part" 2>&1 &
+        for _ in $(seq 100); do curl -sf http://127.0.0.1:18999/ready > /dev/null && break; sleep 0.1; done
+        reply=$(curl -s --max-time 10 http://127.0.0.1:18999/v1/chat/completions -H 'Content-Type: application/json' \
+          -d '{"messages": [{"role": "user", "content": "What is 2 plus 2?"}], "temperature": 0, "max_tokens": 40}')
+        kill $! 2> /dev/null; wait $! 2> /dev/null
+        { echo "== serve"; cat "$out/part"; echo "$reply"; } >> "$out/bench.txt"
+        case $reply in *'"content"'*) echo "serve: answered";; *) echo "serve: no answer"; failed="$failed serve";; esac
+        rm -f "$out/part"
+      fi
       if [ -n "${SYNTH-}" ]; then
         try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" /tmp/synth
         for lanes in 1 4 8; do

@@ -181,10 +181,20 @@ TEST_F(BuiltinCuda, GreedyWithTheDraftIsGreedyWithoutIt) {
   const auto drafted = run("greedy, 1 lane, draft", {.count = 24, .lanes = 1});
   const auto plain = run("greedy, 1 lane, plain", {.count = 24, .lanes = 1, .use_draft = false});
   for (int i = 0; i < 24; ++i) EXPECT_EQ(drafted[i].tokens, plain[i].tokens) << "prompt " << i;
+  const auto four = run("greedy, 4 lanes, draft", {.count = 24, .lanes = 4});
+  for (int i = 0; i < 24; ++i) EXPECT_EQ(four[i].tokens, plain[i].tokens) << "four lanes, prompt " << i;
   const auto company = run("greedy, 8 lanes, draft", {.count = 24});
   const auto company_plain = run("greedy, 8 lanes, plain", {.count = 24, .use_draft = false});
-  std::printf("equal to plain alone: %d of 24 drafted alone, %d drafted at eight lanes, %d plain at eight lanes\n",
-              equal(drafted, plain), equal(company, plain), equal(company_plain, plain));
+  std::printf(
+      "equal to plain alone: %d of 24 drafted alone, %d at four lanes, %d at eight lanes, %d plain at eight lanes\n",
+      equal(drafted, plain), equal(four, plain), equal(company, plain), equal(company_plain, plain));
+  double same = 0;  // tokens up to the first that differs
+  for (int i = 0; i < 24; ++i) {
+    const auto &a = company[i].tokens, &b = plain[i].tokens;
+    same += static_cast<double>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  }
+  std::printf("eight lanes of eight rows: %d first differences in %.0f tokens\n", 24 - equal(company, plain), same);
+  EXPECT_EQ(equal(company_plain, plain), 24) << "eight rows are few enough";
   EXPECT_GE(equal(company, plain), 12);
 }
 
@@ -194,7 +204,10 @@ TEST_F(BuiltinCuda, SeedsReproduceAndCompanyHardlyMatters) {
   const auto again = run("sampled, 8 lanes, again", company);
   EXPECT_EQ(equal(together, again), 24) << "a seed reproduces in the same company";
   const auto alone = run("sampled, 1 lane", {.count = 24, .lanes = 1, .temperature = 0.8f});
-  std::printf("sampled: %d of 24 replies alone as at eight lanes\n", equal(alone, together));
+  const auto four = run("sampled, 4 lanes", {.count = 24, .lanes = 4, .temperature = 0.8f});
+  std::printf("sampled: %d of 24 replies alone as at four lanes, %d as at eight\n", equal(alone, four),
+              equal(alone, together));
+  EXPECT_EQ(equal(alone, four), 24);
 }
 
 TEST_F(BuiltinCuda, CachedAgainstCold) {
@@ -204,7 +217,25 @@ TEST_F(BuiltinCuda, CachedAgainstCold) {
   for (const Reply& reply : cached) hits += reply.usage.cached_tokens > 0;
   std::printf("cached: %d of 24 had a prefix, %d of 24 replies as cold\n", hits, equal(cold, cached));
   EXPECT_GE(hits, 18);
-  EXPECT_GE(equal(cold, cached), 12);
+  EXPECT_EQ(equal(cold, cached), 24);
+}
+
+// A prompt's numbers do not depend on how it is cut: one piece (tiles of 256 rows), pieces of every other kind.
+TEST_F(BuiltinCuda, CutsOfAPromptChangeNoBit) {
+  std::vector<Token> text;
+  for (int i = 0; text.size() < 210; ++i)
+    text.insert(text.end(), prompts()[i].tokens.begin(), prompts()[i].tokens.end());
+  text.resize(210);
+  std::vector<float> first;
+  for (const int chunk : {210, 100, 65, 64, 33, 32, 7}) {
+    const auto scores = models::score(*package(), {.backend = models::Backend::cuda}, text, {.chunk = chunk});
+    ASSERT_TRUE(scores.has_value()) << scores.error().message;
+    if (first.empty()) first = scores->logits;
+    std::size_t differ = 0;
+    for (std::size_t i = 0; i < first.size(); ++i) differ += scores->logits[i] != first[i];
+    std::printf("pieces of %3d rows: %zu of %zu logits differ from one piece\n", chunk, differ, first.size());
+    EXPECT_EQ(differ, 0u) << chunk;
+  }
 }
 
 // Another implementation of the same model: the CPU's greedy replies agree for a while.

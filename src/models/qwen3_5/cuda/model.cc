@@ -41,6 +41,7 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
                             device, static_cast<std::size_t>(scratch_bytes(*package, host, facts.max_prefill_rows))));
   SPLASH_TRY(m.weights_, upload_weights(*m.stream_, *package));
   const std::vector<pack::SectionInfo> sections = package->sections();
+  m.four_bit_ = std::ranges::any_of(sections, [](const pack::SectionInfo& section) { return section.kind == "q4"; });
   m.stream_->set_folds_norms(std::ranges::none_of(sections, [](const pack::SectionInfo& section) {
     return section.component == pack::Component::target && (section.kind == "bf16" || section.kind == "f32");
   }));
@@ -55,7 +56,7 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
                                        facts.lanes, facts.pages, facts.snapshots));
   SPLASH_TRY(m.tables_, StepTables::make({.lanes = facts.lanes,
                                           .block = facts.block_rows,
-                                          .prefill_rows = facts.max_prefill_rows,
+                                          .prefill_rows = std::max(facts.max_prefill_rows, least_prefill_rows),
                                           .pages = facts.max_context / link::page_tokens + 2,
                                           .draft_layers = draft != nullptr ? draft->layers : 0,
                                           .mask_words = (facts.vocab_size + 31) / 32}));

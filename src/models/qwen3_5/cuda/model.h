@@ -89,6 +89,7 @@ class CudaModel final : public model::Model {
     std::vector<MatrixView<float>> hidden;  // if asked for: the residual after the embedding and after each layer
   };
   Pass run_rows(const Rows& rows, const PassTables& tables, bool with_hidden = false);
+  void pad_prefill(Rows& rows) const;
   void set_choice(ops::LaneChoice& choice, int lane, int position, int rows, int budget) const;
   void bring_to_rest(int lane);
 
@@ -98,6 +99,7 @@ class CudaModel final : public model::Model {
   CudaWeights weights_;
   std::unique_ptr<CudaState> state_;
   StepTables tables_;
+  bool four_bit_ = false;
   std::map<Shape, Recorded> recordings_;
   cudaEvent_t drafted_ = nullptr;
   std::vector<model::LaneSetup> lanes_;

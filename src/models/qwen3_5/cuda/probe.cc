@@ -40,9 +40,11 @@ Result<Scores> CudaModel::score(std::span<const Token> text, int chunk, bool wit
     stream_->reset();
     Rows rows;
     rows.add(0, slice.position, part, pages, ops::GdnMode::commit);
+    const int count_rows = rows.count();
+    pad_prefill(rows);
     const Pass pass = run_rows(rows, tables_.prefill, with_hidden);
-    const MatrixView<float> normed = stream_->matrix(pass.x.rows, g.hidden_size);
-    ops::rms_norm(*stream_, pass.x, weights_.target.norm, g.rms_eps, normed);
+    const MatrixView<float> normed = stream_->matrix(count_rows, g.hidden_size);
+    ops::rms_norm(*stream_, pass.x.slice_rows(0, count_rows), weights_.target.norm, g.rms_eps, normed);
     constexpr int at_once = link::max_lanes;  // rows of logits that scratch is sure to hold
     const MatrixView<float> logits = stream_->matrix(at_once, g.vocab_size);
     for (int row = 0; row < normed.rows; row += at_once) {
@@ -51,7 +53,7 @@ Result<Scores> CudaModel::score(std::span<const Token> text, int chunk, bool wit
       SPLASH_TRY_STATUS(append(*stream_, logits.slice_rows(0, count), scores.logits));
     }
     for (std::size_t layer = 0; layer + 1 < pass.hidden.size(); ++layer) {
-      SPLASH_TRY_STATUS(append(*stream_, pass.hidden[layer], scores.hidden[layer]));
+      SPLASH_TRY_STATUS(append(*stream_, pass.hidden[layer].slice_rows(0, count_rows), scores.hidden[layer]));
     }
     if (with_hidden) SPLASH_TRY_STATUS(append(*stream_, normed, scores.hidden.back()));
     begin += part.size();

@@ -97,6 +97,7 @@ void CudaModel::write_prefill(std::span<const model::PrefillSlice> slices) {
     }
     row += rows;
   }
+  std::fill(t.tokens.host + row, t.tokens.host + std::max(row, least_prefill_rows), 0);
 }
 
 // Lanes of one step share a width; a lane that wants fewer rows has them cut in its own entries. Widths are powers of
@@ -169,6 +170,13 @@ CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, 
   return pass;
 }
 
+// 4-bit linears have three ways to add up, by the rows of a pass: up to 32, up to 64, and from 65 on, where a row's
+// bits no longer depend on how many there are. Prefill always takes the last one, so that neither the cut of a prompt
+// nor what is read beside it changes its numbers: a short pass gets rows that belong to nobody.
+void CudaModel::pad_prefill(Rows& rows) const {
+  if (four_bit_ && rows.count() < least_prefill_rows) rows.tokens.resize(least_prefill_rows);
+}
+
 void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
   stream_->reset();
   Rows rows;
@@ -185,6 +193,7 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
     }
     choosing.push_back(rows.count() - 1);
   }
+  pad_prefill(rows);
   const Pass pass = run_rows(rows, tables_.prefill);
   for (const model::PrefillSlice& slice : slices) state_->set_kept_zero(slice.lane);
 

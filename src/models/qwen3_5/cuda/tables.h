@@ -12,6 +12,9 @@
 
 namespace splash::models::qwen3_5 {
 
+// Rows from which on a 4-bit linear's bits do not depend on the number of rows.
+inline constexpr int least_prefill_rows = 65;
+
 // Limits that size the tables.
 struct TableSizes {
   int lanes = 0;
