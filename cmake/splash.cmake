@@ -2,6 +2,9 @@
 
 option(SPLASH_ASAN "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 option(SPLASH_TSAN "ThreadSanitizer" OFF)
+# Parsing the same headers for each small file is most of the compiler's work: the presets that build everything put a
+# folder's files together (less than half the time); the dev preset builds them one by one, for small changes.
+option(SPLASH_UNITY "compile the files of a library or test program together" OFF)
 
 find_program(SPLASH_CCACHE ccache)
 if(SPLASH_CCACHE)
@@ -48,6 +51,7 @@ function(splash_library name)
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
     target_link_libraries(${name} PUBLIC splash_flags ${arg_DEPS})
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ${SPLASH_UNITY} UNITY_BUILD_BATCH_SIZE 12)
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE splash_flags ${arg_DEPS})
@@ -61,6 +65,7 @@ add_custom_target(sanitized_tests)
 function(splash_test name)
   cmake_parse_arguments(arg "NO_SANITIZER" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${SPLASH_UNITY})
   target_link_libraries(${name} PRIVATE splash_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)

@@ -23,7 +23,6 @@ using std::chrono::steady_clock;
 
 // Tokens per step of published DFlash 2 runs: nothing kept, prose, code (../shared/spec/perf-anchors.md).
 constexpr double acceptances[] = {1.0, 2.8, 4.80};
-constexpr int prefill_rows = 512;
 constexpr int warm_up_steps = 3;
 
 struct BenchOptions {
@@ -38,11 +37,6 @@ struct BenchOptions {
 
 double milliseconds_since(steady_clock::time_point begun) {
   return std::chrono::duration<double, std::milli>(steady_clock::now() - begun).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 // A model without an engine, each lane with pages of its own in a row.
@@ -244,6 +238,12 @@ int exit_of(const Status& status) {
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
 
 void add_bench_verb(CLI::App& app, int& exit_code) {
   CLI::App* bench = app.add_subcommand("bench", "how fast this machine is, and how near to its roof")->group("Measure");

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <vector>
 
 #include "app/runtime.h"
 
 namespace splash::app {
 
 void add_bench_verb(CLI::App& app, int& exit_code);
+
+// The upper one of the two middle values where their number is even; 0 of nothing.
+double median(std::vector<double> values);
 
 // bench serve, in a file of its own.
 struct ServeBenchOptions {

@@ -166,12 +166,6 @@ std::vector<Turn> converse(int port, const ServeBenchOptions& options, int clien
   return turns;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 json::object summary(const std::vector<Turn>& turns, double wall_s) {
   std::vector<double> cold, cached, speed;
   std::int64_t tokens = 0, prompt = 0, reused = 0, steps = 0, accepted = 0;

@@ -19,7 +19,6 @@
 namespace splash::app {
 namespace {
 
-constexpr int exit_interrupted = 130;
 constexpr link::RequestId only_request = 1;
 
 struct GenerateOptions {

@@ -25,7 +25,6 @@ using pack::Mixer;
 using pack::Package;
 
 constexpr int exit_failed = 1;
-constexpr int exit_interrupted = 130;
 
 int report(const Status& status) {
   if (status) return 0;
@@ -33,7 +32,7 @@ int report(const Status& status) {
   return status.error().kind == ErrorKind::cancelled ? exit_interrupted : exit_failed;
 }
 
-struct Arguments {
+struct PackArguments {
   std::string source;
   std::string destination;
   std::string draft;
@@ -188,7 +187,7 @@ void print_json(const Package& package) {
 
 // ---- verbs
 
-Status run_pack(const Arguments& arguments) {
+Status run_pack(const PackArguments& arguments) {
   SPLASH_TRY_STATUS(pack::pack_folder(arguments.source, arguments.destination, arguments.pack_options()));
   SPLASH_TRY(const auto package, Package::open(arguments.destination));
   fmt::print("{} is ready: splash serve {}\n", arguments.destination, arguments.destination);
@@ -196,20 +195,20 @@ Status run_pack(const Arguments& arguments) {
   return {};
 }
 
-Status run_info(const Arguments& arguments) {
+Status run_info(const PackArguments& arguments) {
   SPLASH_TRY(const auto package, pack::open_model(arguments.source, arguments.pack_options()));
   arguments.as_json ? print_json(*package) : print_info(*package);
   return {};
 }
 
-Status run_verify(const Arguments& arguments) {
+Status run_verify(const PackArguments& arguments) {
   SPLASH_TRY(const auto package, pack::open_model(arguments.source, arguments.pack_options()));
   SPLASH_TRY_STATUS(pack::verify(package->folder()));
   fmt::print("{}: every file has the size and SHA-256 of its manifest\n", package->folder().string());
   return {};
 }
 
-Status run_synth(const Arguments& arguments) {
+Status run_synth(const PackArguments& arguments) {
   SPLASH_TRY_STATUS(pack::synth_pack(arguments.destination, {.geometry = arguments.geometry,
                                                              .layers = arguments.layers,
                                                              .show_progress = true,
@@ -220,13 +219,13 @@ Status run_synth(const Arguments& arguments) {
 
 // A subcommand whose callback runs `verb` on its own arguments.
 CLI::App* add_verb(CLI::App& app, int& exit_code, const char* name, const char* about,
-                   const std::shared_ptr<Arguments>& arguments, Status (*verb)(const Arguments&)) {
+                   const std::shared_ptr<PackArguments>& arguments, Status (*verb)(const PackArguments&)) {
   CLI::App* command = app.add_subcommand(name, about);
   command->callback([arguments, verb, &exit_code] { exit_code = report(verb(*arguments)); });
   return command;
 }
 
-void add_source_options(CLI::App& command, Arguments& arguments) {
+void add_source_options(CLI::App& command, PackArguments& arguments) {
   command.add_option("--draft", arguments.draft, "folder of a DFlash 2 draft");
   command.add_option("--weights", arguments.weights, "q4: matrices in 4 bits; source: as the source has them")
       ->check(CLI::IsMember({"q4", "source"}))
@@ -236,25 +235,25 @@ void add_source_options(CLI::App& command, Arguments& arguments) {
 }  // namespace
 
 void add_pack_verbs(CLI::App& app, int& exit_code) {
-  const auto packing = std::make_shared<Arguments>();
+  const auto packing = std::make_shared<PackArguments>();
   CLI::App* command =
       add_verb(app, exit_code, "pack", "turn a Hugging Face or MLX folder into a pack", packing, run_pack);
   command->add_option("SRC", packing->source, "folder with config.json and safetensors")->required();
   command->add_option("DST", packing->destination, "folder of the pack")->required();
   add_source_options(*command, *packing);
 
-  const auto info = std::make_shared<Arguments>();
+  const auto info = std::make_shared<PackArguments>();
   command = add_verb(app, exit_code, "info", "geometry, sections and bytes of one step", info, run_info);
   command->add_option("MODEL", info->source, "a pack, a Hugging Face folder or an MLX folder")->required();
   command->add_flag("--json", info->as_json, "machine-readable, with every section");
   add_source_options(*command, *info);
 
-  const auto verifying = std::make_shared<Arguments>();
+  const auto verifying = std::make_shared<PackArguments>();
   command = add_verb(app, exit_code, "verify", "compare every file with its SHA-256", verifying, run_verify);
   command->add_option("MODEL", verifying->source, "a pack, a Hugging Face folder or an MLX folder")->required();
   add_source_options(*command, *verifying);
 
-  const auto synth = std::make_shared<Arguments>();
+  const auto synth = std::make_shared<PackArguments>();
   command =
       add_verb(app, exit_code, "synth", "write a random pack of true shapes, for measuring speed", synth, run_synth);
   command->add_option("--geometry", synth->geometry, "27b, 9b, 4b, 2b or 0.8b")->required();

@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int prefill_rows = 512;  // of one step; sizes the scratch memory
-
 api::SamplingDefaults sampling_defaults(const text::SamplingDefaults& stated) {
   api::SamplingDefaults out;
   out.temperature = stated.temperature.value_or(out.temperature);

@@ -17,6 +17,8 @@
 
 namespace splash::app {
 
+inline constexpr int prefill_rows = 512;  // most rows of one step's prefill; sizes the scratch memory
+
 // Options that every verb with a model has.
 struct ModelOptions {
   std::string model;  // a folder; empty: the built-in model

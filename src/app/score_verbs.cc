@@ -20,7 +20,7 @@
 namespace splash::app {
 namespace {
 
-struct Arguments {
+struct ScoreArguments {
   ModelOptions model;
   std::string tokens;  // a file
   std::string out;
@@ -28,7 +28,7 @@ struct Arguments {
   bool hidden = false;
   int context = 0;
 
-  Arguments() { model.backend = "cpu"; }
+  ScoreArguments() { model.backend = "cpu"; }
 };
 
 // A JSON array of ids.
@@ -102,7 +102,7 @@ Result<models::Device> device_of(const ModelOptions& options) {
   return models::Device{backend, chosen_threads(options), chosen_isa(options), options.device};
 }
 
-Status run_score(const Arguments& arguments) {
+Status run_score(const ScoreArguments& arguments) {
   SPLASH_TRY(const models::Device device, device_of(arguments.model));
   SPLASH_TRY(const std::vector<Token> ids, read_ids(arguments.tokens));
   SPLASH_TRY(const auto package, open_package(arguments.model));
@@ -119,7 +119,7 @@ Status run_score(const Arguments& arguments) {
   return pack::write_safetensors(arguments.out, tensors);
 }
 
-Status run_draft(const Arguments& arguments) {
+Status run_draft(const ScoreArguments& arguments) {
   SPLASH_TRY(const models::Device device, device_of(arguments.model));
   SPLASH_TRY(const std::vector<Token> ids, read_ids(arguments.tokens));
   SPLASH_TRY(const auto package, open_package(arguments.model));
@@ -135,7 +135,7 @@ Status run_draft(const Arguments& arguments) {
   return pack::write_safetensors(arguments.out, tensors);
 }
 
-void add_common(CLI::App& verb, Arguments& arguments) {
+void add_common(CLI::App& verb, ScoreArguments& arguments) {
   ModelOptions& model = arguments.model;
   verb.add_option("--model", model.model, "a pack, a Hugging Face folder or an MLX folder")->required();
   verb.add_option("--draft", model.draft, "a DFlash 2 folder, for a source folder");
@@ -151,10 +151,10 @@ void add_common(CLI::App& verb, Arguments& arguments) {
   verb.add_option("--tokens", arguments.tokens, "a JSON array of ids, or a safetensors file with `ids`")->required();
 }
 
-void add_verb(CLI::App& app, int& exit_code, const char* name, const char* about_verb, Status (*run)(const Arguments&),
-              void (*options)(CLI::App&, Arguments&)) {
+void add_verb(CLI::App& app, int& exit_code, const char* name, const char* about_verb, Status (*run)(const ScoreArguments&),
+              void (*options)(CLI::App&, ScoreArguments&)) {
   CLI::App* verb = app.add_subcommand(name, about_verb);
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ScoreArguments>();
   add_common(*verb, *arguments);
   options(*verb, *arguments);
   verb->callback([arguments, run, &exit_code] {
@@ -169,7 +169,7 @@ void add_verb(CLI::App& app, int& exit_code, const char* name, const char* about
 
 void add_score_verbs(CLI::App& app, int& exit_code) {
   add_verb(app, exit_code, "score", "Writes the logits of every position of a text as safetensors", run_score,
-           [](CLI::App& verb, Arguments& arguments) {
+           [](CLI::App& verb, ScoreArguments& arguments) {
              verb.add_option("--logits", arguments.out, "the file to write: `logits` F32 [T, V]")->required();
              verb.add_flag(
                  "--hidden", arguments.hidden,
@@ -178,7 +178,7 @@ void add_score_verbs(CLI::App& app, int& exit_code) {
              verb.add_option("--chunk", arguments.chunk, "rows of one pass")->capture_default_str();
            });
   add_verb(app, exit_code, "draft", "Writes one greedy draft block, with all that led to it, as safetensors", run_draft,
-           [](CLI::App& verb, Arguments& arguments) {
+           [](CLI::App& verb, ScoreArguments& arguments) {
              verb.add_option("--context", arguments.context, "positions of context; the anchor is the token after them")
                  ->required();
              verb.add_option("--out", arguments.out,

@@ -11,7 +11,6 @@
 namespace splash::app {
 namespace {
 
-constexpr int exit_interrupted = 130;
 
 // After the first SIGINT or SIGTERM. A client that reads a long reply gets the end of it, or an error it can see.
 constexpr std::chrono::milliseconds shutdown_grace{3000};

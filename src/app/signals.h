@@ -11,6 +11,9 @@
 
 namespace splash::app {
 
+// The exit status of a verb that a signal ended, as shells report SIGINT.
+inline constexpr int exit_interrupted = 130;
+
 class StopSignals {
  public:
   // Before any other thread starts: they inherit the blocked signals, so that only the waiting thread takes them.

@@ -14,7 +14,7 @@ splash_library(splash_ops_cpu SOURCES ${SPLASH_CPU_SOURCES} DEPS splash_base spl
 
 # Every cpu kernel of every instruction set against ref. A machine without AVX-512 skips those and says so; the program
 # can be carried to one that has it (its only libraries are the C and C++ run-time).
-splash_test(ops_conformance_test NO_SANITIZER
+splash_test(ops_conformance_test
             SOURCES linear/linear_test.cc norm/norm_test.cc swiglu/swiglu_test.cc embed/embed_test.cc gdn/gdn_test.cc
                     attention/attention_test.cc draft/draft_test.cc
             DEPS splash_ops_cpu splash_ops_ref)

@@ -4,4 +4,4 @@ splash_library(splash_ops_ref
                        linear/linear_ref.cc norm/norm_ref.cc sampling/sampling.cc swiglu/swiglu_ref.cc
                DEPS splash_base splash_link splash_backend)
 
-splash_test(sampling_test SOURCES sampling/sampling_test.cc DEPS splash_ops_ref NO_SANITIZER)
+splash_test(sampling_test SOURCES sampling/sampling_test.cc DEPS splash_ops_ref)

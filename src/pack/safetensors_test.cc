@@ -35,7 +35,7 @@ TEST(Safetensors, ReadsWhatIsRight) {
   EXPECT_EQ((*tensors)[2].elements(), 0);
 }
 
-struct Mutation {
+struct HeaderMutation {
   const char* what;
   const char* from;
   const char* to;
@@ -43,7 +43,7 @@ struct Mutation {
 };
 
 TEST(Safetensors, RefusesEveryMutationOfTheHeader) {
-  const std::vector<Mutation> mutations{
+  const std::vector<HeaderMutation> mutations{
       {"unknown dtype", "\"BF16\"", "\"BF17\"", {"a", "BF17"}},
       {"dtype of another size", "\"BF16\"", "\"F32\"", {"a", "24"}},
       {"dtype is a number", "\"BF16\"", "16", {"a.dtype"}},
@@ -82,7 +82,7 @@ TEST(Safetensors, RefusesEveryMutationOfTheHeader) {
       {"not JSON", "\"b\":", "b:", {"JSON"}},
       {"trailing comma", "\"shape\":[2,3]", "\"shape\":[2,3,]", {"JSON"}},
       {"not closed", "[16,16]}}", "[16,16]}", {"JSON"}}};
-  for (const Mutation& mutation : mutations) {
+  for (const HeaderMutation& mutation : mutations) {
     SCOPED_TRACE(mutation.what);
     std::vector<std::string> named = mutation.named;
     named.emplace_back("a.safetensors");

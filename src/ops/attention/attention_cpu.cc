@@ -18,7 +18,7 @@ namespace {
 // cache to hold their sums.
 constexpr int group_rows = 8;
 
-struct Pass {
+struct AttentionPass {
   const AttentionGeometry& geometry;
   const AttentionWeights& weights;
   const AttentionRows& rows;
@@ -32,13 +32,13 @@ struct Pass {
   float* query_scales = nullptr;        // [rows][query_heads]
 };
 
-AttentionHeadPage page_at(const Pass& pass, const Segment& segment, int page, int kv_head) {
+AttentionHeadPage page_at(const AttentionPass& pass, const Segment& segment, int page, int kv_head) {
   const PageId id = segment.pages[static_cast<std::size_t>(page)];
   return head_page(pass.pool.at(id, pass.layer), pass.geometry.head_dim, kv_head);
 }
 
 // Norm, rotation and storage of one row: its keys and values into their page, its queries as 16-bit codes.
-void prepare_row(const Pass& pass, const Segment& segment, int r) {
+void prepare_row(const AttentionPass& pass, const Segment& segment, int r) {
   const AttentionGeometry& geometry = pass.geometry;
   const int row = segment.first_row + r, position = segment.position + r, dim = geometry.head_dim;
   float cosines[attention_max_head / 2], sines[attention_max_head / 2], rotated[attention_max_head];
@@ -59,7 +59,7 @@ void prepare_row(const Pass& pass, const Segment& segment, int r) {
 }
 
 // `rows` rows of a segment from row `first` on and all query heads of one kv head, page by page.
-void attend_group(const Pass& pass, const Segment& segment, int first, int rows, int kv_head, AttentionQuery* queries,
+void attend_group(const AttentionPass& pass, const Segment& segment, int first, int rows, int kv_head, AttentionQuery* queries,
                   float* sums) {
   const AttentionGeometry& geometry = pass.geometry;
   const int group = geometry.query_heads / geometry.kv_heads, dim = geometry.head_dim, count = rows * group;
@@ -91,7 +91,7 @@ struct Task {
   std::int64_t cost;  // pages times queries
 };
 
-std::vector<Task> tasks_of(const Pass& pass, std::span<const Segment> segments) {
+std::vector<Task> tasks_of(const AttentionPass& pass, std::span<const Segment> segments) {
   std::vector<Task> tasks;
   for (const Segment& segment : segments) {
     for (int kv_head = 0; kv_head < pass.geometry.kv_heads; ++kv_head) {
@@ -130,7 +130,7 @@ void attention(cpu::Stream& stream, const AttentionGeometry& geometry, const Att
   check_call(geometry, rows, segments, pool);
   if (segments.empty()) return;
   Arena& scratch = stream.op_scratch();
-  Pass pass{geometry, weights, rows, pool, layer, out,
+  AttentionPass pass{geometry, weights, rows, pool, layer, out,
             cpu::kernels_for(stream.isa(), attention_scalar, attention_avx2, attention_avx512vnni),
             stream.rope(geometry.rope_theta, geometry.rotary_dim)};
   int last = 0;

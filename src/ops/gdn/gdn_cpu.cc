@@ -37,7 +37,7 @@ void check_geometry(const GdnGeometry& geometry) {
 }
 
 // What one call shares between its two regions.
-struct Pass {
+struct GdnPass {
   const GdnGeometry& geometry;
   const GdnWeights& weights;
   const GdnRows& rows;
@@ -62,7 +62,7 @@ void fold_history(const GdnGeometry& geometry, const GdnLane& lane, int first, i
 }
 
 // After the rows: commit moves the history past them, verify keeps them on the tape.
-void keep_inputs(const Pass& pass, const GdnSegment& segment, int first, int count) {
+void keep_inputs(const GdnPass& pass, const GdnSegment& segment, int first, int count) {
   const int rows = segment.segment.rows, history = pass.geometry.conv_kernel - 1, channels = pass.geometry.channels();
   const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
   const auto input = [&](int row) { return pass.rows.qkv.row(segment.segment.first_row + row) + first; };
@@ -80,7 +80,7 @@ void keep_inputs(const Pass& pass, const GdnSegment& segment, int first, int cou
 }
 
 // Unit u: query head u, key head u - key_heads, or value head u - 2 key_heads.
-void conv_unit(const Pass& pass, const GdnSegment& segment, int unit) {
+void conv_unit(const GdnPass& pass, const GdnSegment& segment, int unit) {
   const GdnGeometry& geometry = pass.geometry;
   const int first_value = 2 * geometry.key_heads;
   const bool is_value = unit >= first_value;
@@ -105,7 +105,7 @@ void conv_unit(const Pass& pass, const GdnSegment& segment, int unit) {
 }
 
 // beta = sigmoid(b); alpha = exp(g), g = -exp(A_log) softplus(a + dt_bias): in double, a few numbers per head.
-void gates(const Pass& pass, const Segment& segment, int value_head) {
+void gates(const GdnPass& pass, const Segment& segment, int value_head) {
   const double rate = std::exp(static_cast<double>(pass.weights.a_log[static_cast<std::size_t>(value_head)]));
   const double bias = pass.weights.dt_bias[static_cast<std::size_t>(value_head)];
   for (int row = 0; row < segment.rows; ++row) {
@@ -134,7 +134,7 @@ void fill_tape(GdnHead& head, const GdnGeometry& geometry, const GdnLane& lane, 
 }
 
 // One key head and its value heads: they share k on the tape, so one thread reads the old tape and writes the new one.
-void delta_unit(const Pass& pass, const GdnSegment& segment, int key_head) {
+void delta_unit(const GdnPass& pass, const GdnSegment& segment, int key_head) {
   const GdnGeometry& geometry = pass.geometry;
   const int group = geometry.value_heads / geometry.key_heads, rows = segment.segment.rows;
   const int row = segment.segment.first_row, local = row - pass.first_row;
@@ -184,7 +184,7 @@ void gdn(cpu::Stream& stream, const GdnGeometry& geometry, const GdnWeights& wei
     last = std::max(last, segment.segment.first_row + segment.segment.rows);
   }
   Arena& scratch = stream.op_scratch();
-  Pass pass{geometry, weights, rows, out, cpu::kernels_for(stream.isa(), gdn_scalar, gdn_avx2, gdn_avx512vnni), first};
+  GdnPass pass{geometry, weights, rows, out, cpu::kernels_for(stream.isa(), gdn_scalar, gdn_avx2, gdn_avx512vnni), first};
   pass.conv = scratch.matrix<float>(last - first, geometry.channels());
   pass.alpha = scratch.matrix<float>(geometry.value_heads, last - first);
   pass.beta = scratch.matrix<float>(geometry.value_heads, last - first);

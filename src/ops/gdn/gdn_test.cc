@@ -16,10 +16,10 @@ struct Lane {
   GdnLane view() { return {state.data(), conv.data(), tape.data(), &kept}; }
 };
 
-struct Inputs {
+struct GdnInputs {
   GdnGeometry geometry;
   Matrix qkv, z, b, a, conv, a_log, dt_bias, norm;
-  Inputs(const GdnGeometry& g, int rows, float scale = 1)
+  GdnInputs(const GdnGeometry& g, int rows, float scale = 1)
       : geometry(g), qkv(random_matrix(rows, g.channels(), 1, scale)), z(random_matrix(rows, g.value_heads * g.value_dim, 2)),
         b(random_matrix(rows, g.value_heads, 3)), a(random_matrix(rows, g.value_heads, 4, 2)),
         conv(random_matrix(g.channels(), g.conv_kernel, 5, 0.7f)), a_log(random_matrix(1, g.value_heads, 6)),
@@ -40,17 +40,17 @@ GdnSegment segment_of(Lane& lane, int first, int rows, GdnMode mode) {
 }
 
 template <class Stream>
-void run(Stream& stream, const Inputs& in, std::span<const GdnSegment> segments, Matrix& out) {
+void run(Stream& stream, const GdnInputs& in, std::span<const GdnSegment> segments, Matrix& out) {
   gdn(stream, in.geometry, in.weights(), in.rows(), segments, out.view());
 }
 template <class Stream>
-void commit(Stream& stream, const Inputs& in, Lane& lane, int first, int rows, Matrix& out) {
+void commit(Stream& stream, const GdnInputs& in, Lane& lane, int first, int rows, Matrix& out) {
   const GdnSegment segment = segment_of(lane, first, rows, GdnMode::commit);
   run(stream, in, std::span(&segment, 1), out);
   lane.kept = 0;
 }
 template <class Stream>
-void verify(Stream& stream, const Inputs& in, Lane& lane, int first, int rows, Matrix& out) {
+void verify(Stream& stream, const GdnInputs& in, Lane& lane, int first, int rows, Matrix& out) {
   const GdnSegment segment = segment_of(lane, first, rows, GdnMode::verify);
   run(stream, in, std::span(&segment, 1), out);
 }
@@ -62,7 +62,7 @@ class Gdn : public EveryIsa {};
 TEST_P(Gdn, MatchesRef) {
   for (const GdnGeometry& geometry : {small, real, single}) {
     for (const float scale : {1.0f, 0.0f, 1e3f}) {
-      const Inputs in(geometry, 50, scale);
+      const GdnInputs in(geometry, 50, scale);
       Matrix expected = in.out(), out = in.out();
       Lane ref_lane(geometry), cpu_lane(geometry);
       ref::Stream reference;
@@ -77,7 +77,7 @@ TEST_P(Gdn, MatchesRef) {
 
 TEST_P(Gdn, CutsThreadsAndCompanyLeaveNoTrace) {
   for (const GdnGeometry& geometry : {small, real}) {
-    const Inputs in(geometry, 40);
+    const GdnInputs in(geometry, 40);
     Matrix whole = in.out();
     Lane lane(geometry);
     cpu::Stream cpu = stream(1);
@@ -108,7 +108,7 @@ TEST_P(Gdn, CutsThreadsAndCompanyLeaveNoTrace) {
 // Verify passes of which some rows are kept, then a fold: the bits of a run without speculation.
 TEST_P(Gdn, VerifyAndFoldEqualCommit) {
   for (const GdnGeometry& geometry : {small, real, single}) {
-    const Inputs in(geometry, 48);
+    const GdnInputs in(geometry, 48);
     cpu::Stream cpu = stream(2);
     Matrix plain = in.out();
     Lane straight(geometry);
@@ -139,7 +139,7 @@ TEST_P(Gdn, VerifyAndFoldEqualCommit) {
 
 // A commit pass after a verify pass folds first; kept = 0 discards the proposals.
 TEST_P(Gdn, CommitAfterVerify) {
-  const Inputs in(real, 20);
+  const GdnInputs in(real, 20);
   cpu::Stream cpu = stream(1);
   for (int kept : {0, 2, 3, 4}) {
     Matrix plain = in.out(), out = in.out();
