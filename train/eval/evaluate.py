@@ -1,7 +1,7 @@
 """Measure a served model on the evaluation prompts (card.py writes the model card from it). Standard library only.
 
     python train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json
-        [--plain-url URL]     the same model served with --plain: both are timed in the order A B B A and compared
+        [--plain-url URL]     the same model served with --plain: both are timed, every prompt in the order A B B A
         [--only tools,json]   some categories; [--limit N] at most N prompts of each; [--times-only] only the timing
 
 Scores: right tool with right arguments, JSON valid and right (without constrained decoding; --constrained uses
@@ -158,9 +158,9 @@ class Tally:
         return 1 + self.usage["accepted"] / self.usage["steps"] if self.usage["steps"] else None
 
     def decode_speed(self) -> float | None:
-        """Tokens per second of the decode steps alone."""
+        """Tokens per second of the decode steps alone (a reply's first token comes from its prompt)."""
         seconds = self.counted("splash_decode_step_seconds_sum")
-        return self.counted("splash_tokens_generated_total") / seconds if seconds else None
+        return (self.counted("splash_decode_steps_total") + self.counted("splash_draft_accepted_tokens_total")) / seconds if seconds else None
 
     def summary(self) -> dict[str, Any]:
         return {"scores": {k: {"right": sum(v), "of": len(v), "share": round(sum(v) / len(v), 4)} for k, v in self.scores.items()}, "acceptance": self.acceptance(),
@@ -183,20 +183,26 @@ def run(url: str, prompts: list[dict[str, Any]], temperature: float, args: argpa
 
 
 def times(prompts: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Both servers on the same greedy prompts in the order A B B A (after one pass that fills the caches)."""
+    """Both servers on the same greedy prompts, each prompt in the order A B B A (after one pass that fills the caches), so
+    that a disturbance of the machine falls on both."""
     taken: dict[str, int] = defaultdict(int)
     some = []
     for prompt in prompts:
         taken[prompt["category"]] += 1
         if taken[prompt["category"]] <= args.timed:
             some.append(prompt)
-    for url in (args.url, args.plain_url):
+    urls = {"draft": args.url, "plain": args.plain_url}
+    for url in urls.values():
         run(url, some, 0.0, args)
-    passes = [(name, run(url, some, 0.0, args).summary()) for name, url in (("draft", args.url), ("plain", args.plain_url), ("plain", args.plain_url), ("draft", args.url))]
-    decode = {name: statistics.mean(p["decode_tokens_per_second"] for n, p in passes if n == name) for name in ("draft", "plain")}
-    whole = {name: statistics.mean(p["tokens_per_second"] for n, p in passes if n == name) for name in ("draft", "plain")}
-    return {"draft": round(decode["draft"], 1), "plain": round(decode["plain"], 1), "speedup": round(decode["draft"] / decode["plain"], 3), "whole_speedup": round(whole["draft"] / whole["plain"], 3),
-            "prompts": len(some), "passes": [{"server": n, **{k: v for k, v in p.items() if k != "scores"}} for n, p in passes]}
+    tallies = {name: Tally(url) for name, url in urls.items()}
+    for prompt in some:
+        for name in ("draft", "plain", "plain", "draft"):
+            start = time.monotonic()
+            reply = post(urls[name], request_body(prompt, 0.0, args.constrained, args.model, args.max_tokens), args.timeout)
+            tallies[name].add(prompt, reply, time.monotonic() - start)
+    found = {name: {k: v for k, v in tally.summary().items() if k != "scores"} for name, tally in tallies.items()}
+    speedup = {k: round(found["draft"][k] / found["plain"][k], 3) for k in ("decode_tokens_per_second", "tokens_per_second")}
+    return {"speedup": speedup["decode_tokens_per_second"], "whole_speedup": speedup["tokens_per_second"], "prompts": len(some), **found}
 
 
 def table(results: dict[str, Any]) -> list[str]:
@@ -213,7 +219,7 @@ def table(results: dict[str, Any]) -> list[str]:
         rows.append(f"| tokens per decode step, temperature {'0' if key == 'greedy' else '0.7'} | {bar} | {f'{value:.2f}' if value else 'not measured'} |")
     if results.get("times"):
         t = results["times"]
-        rows.append(f"| decode tokens per second with the draft against without, one lane, CPU | >= 1.3 x | {t['speedup']:.2f} x ({t['draft']:.0f} against {t['plain']:.0f}) |")
+        rows.append(f"| decode tokens per second with the draft against without, one lane, CPU | >= 1.3 x | {t['speedup']:.2f} x ({t['draft']['decode_tokens_per_second']:.0f} against {t['plain']['decode_tokens_per_second']:.0f}) |")
         rows.append(f"| the same for whole requests, prompts included | - | {t['whole_speedup']:.2f} x |")
     return rows
 
