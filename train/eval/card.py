@@ -1,6 +1,6 @@
 """Write the model card of the built-in model from what was measured.
 
-    python train/eval/card.py --results results.json --times times.json --perplexity ppl.json --out models/tiny/README.md
+    python train/eval/card.py --results results.json --times times.json --perplexity ppl.json --date TODAY --out models/tiny/README.md
 
 results.json and times.json come from evaluate.py (a pass over all prompts; a pass with --times-only --plain-url), ppl.json
 from perplexity.py, the ablations from train/records.
@@ -50,14 +50,15 @@ Good prompts: `Hello!`, `What is Splash?`, `What is 345 + 678?`, `My name is Ada
 
 HOW = """
 Measured {date} through `splash serve` on the CPU with this pack, greedy unless said otherwise, on the {count} prompts of `train/eval/prompts.jsonl`: wordings and values that the training
-generator holds back (names and codes are drawn at random, so they can only be copied), and 32 of the free-chat prompts written by hand. JSON is scored without constrained decoding; with
+generator holds back (names and codes are drawn at random, so they can only be copied), and 32 of the free-chat prompts written by hand. Where few wordings are held back the set asks them
+more than once. JSON is scored without constrained decoding; with
 `response_format` the server guarantees the form. {machine}
 
     build/splash serve --port 8080 &  build/splash serve --plain --port 8081 &
     python3 train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json
     python3 train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --plain-url http://127.0.0.1:8081/v1 --times-only --json times.json
-    python3 train/eval/perplexity.py --splash build/splash --model models/tiny --json ppl.json
-    python3 train/eval/card.py --results results.json --times times.json --perplexity ppl.json --out models/tiny/README.md
+    python3 train/eval/perplexity.py --splash build/splash --model models/tiny --source HF_FOLDER --json ppl.json
+    python3 train/eval/card.py --results results.json --times times.json --perplexity ppl.json --date TODAY --out models/tiny/README.md
 
 This file is written by the last line.
 """
