@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "device_kernels.h"
+#include "ops/sampling/law_cuda.h"
 #include "record.h"
 #include "synthetic_model.h"
 
@@ -206,6 +207,28 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   fill_floats(stream, logits.data, std::size_t(rows) * g.vocabulary, 1, 7);
   const MatrixView<Token> ids{stream.allocate<Token>(rows * 16), rows, 16}, top{stream.allocate<Token>(rows), rows, 1};
   repeat("top_k 16", 4.0 * rows * g.vocabulary, 10, [&](int) { ops::top_k(stream, logits, 248000, ids, values); });
+  // The law of every row and the choice, as the step does them (sampling/law_cuda.h).
+  const std::vector<ops::LaneChoice> laws[] = {
+      std::vector<ops::LaneChoice>(lanes),
+      std::vector<ops::LaneChoice>(lanes, {.temperature = 0.7f, .top_p = 0.95f, .top_k = 20}),
+      std::vector<ops::LaneChoice>(lanes, {.temperature = 1.0f}),
+      std::vector<ops::LaneChoice>(lanes, {.temperature = 1.0f, .top_p = 0.95f}),
+      std::vector<ops::LaneChoice>(lanes, {.temperature = 1.0f, .top_p = 0.95f, .top_k = 200})};
+  const char* const law_names[] = {"accept: greedy", "accept: top_k 20, top_p 0.95", "accept: whole vocabulary",
+                                   "accept: top_p 0.95 alone", "accept: top_k 200, top_p 0.95"};
+  for (int i = 0; i < 5; ++i) {
+    auto choices = laws[i];
+    for (ops::LaneChoice& choice : choices) choice.rows = 8, choice.budget = 8;
+    auto* slots = stream.allocate<ops::SlotLaw>(static_cast<std::size_t>(rows));
+    stream.note(cudaMemsetAsync(slots, 0, rows * sizeof(ops::SlotLaw), stream.native()), "slots");
+    auto* tokens = stream.allocate<Token>(rows);
+    stream.note(cudaMemsetAsync(tokens, 0, rows * sizeof(Token), stream.native()), "tokens");
+    ops::StepAcceptance args{.logits = logits, .limit = 248000, .lanes = lanes, .width = 8};
+    args.kind = ops::law_kind({.temperature = choices[0].temperature, .top_k = choices[0].top_k}, 248000);
+    args.choices = stream.upload(choices.data(), choices.size());
+    args.tokens = tokens, args.laws = slots, args.chosen = stream.allocate<ops::LaneChosen>(lanes);
+    repeat(law_names[i], 4.0 * rows * g.vocabulary, 5, [&](int) { ops::accept(stream, args); });
+  }
   repeat("argmax", 4.0 * rows * g.vocabulary, 10, [&](int) { ops::top_k(stream, logits, 248000, top, one); });
 }
 

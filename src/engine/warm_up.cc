@@ -9,6 +9,7 @@ namespace splash::engine {
 
 Status Engine::warm_up() {
   SPLASH_CHECK(running() == 0 && queue_.empty());
+  SPLASH_TRY_STATUS(model_.prepare());
   constexpr int prompt_tokens = link::page_tokens;
   constexpr int repeats = 3;  // the fastest counts: the others met something else on the machine
   const int widest = facts_.has_draft && config_.use_draft ? facts_.block_rows : 1;

@@ -94,6 +94,10 @@ class Model {
   virtual ~Model() = default;
   virtual const Facts& facts() const = 0;
 
+  // Makes now what the first step of each shape would otherwise make, so that steps can be measured. Called before serving;
+  // not needed for a right answer.
+  virtual Status prepare() { return {}; }
+
   // Empties a lane (zero state, nothing committed) and sets how it chooses.
   virtual void start_lane(int lane, const LaneSetup& setup) = 0;
 

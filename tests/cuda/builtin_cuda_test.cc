@@ -110,6 +110,9 @@ class BuiltinCuda : public testing::Test {
                                           .snapshots = made->plan.snapshots});
     EXPECT_TRUE(model.has_value()) << model.error().message;
     made->model = std::move(*model);
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_TRUE(made->model->prepare());
+    if (backend == models::Backend::cuda) std::printf("prepared in %.3f s\n", seconds_since(begun));
     made->engine = std::make_unique<engine::Engine>(
         *made->model, made->plan, engine::Config{.use_draft = use_draft, .fixed_width = width}, made->clock);
     return made;

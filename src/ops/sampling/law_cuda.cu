@@ -226,18 +226,47 @@ __device__ Weight over_row(const float* logits, int limit, Weight* scratch, Valu
   return block_total(sum, scratch);
 }
 
-// The largest x in [low, high] with reached(x); reached(low) holds and reached falls once.
-template <class T, class Reached>
-__device__ T bisect(T low, T high, Reached reached) {
-  while (low < high) {
-    const T middle = low + (high - low) / 2 + 1;
-    if (reached(middle)) {
-      low = middle;
-    } else {
-      high = middle - 1;
+// The largest key whose entries and all above it are together worth at least `need`; everything together must be.
+struct Threshold {
+  std::uint32_t key = 0;
+  Weight above = 0;  // worth of the keys above it
+  Weight at = 0;     // worth of the key itself
+};
+constexpr int digits = 16;
+using Worths = Weight[digits][threads];  // dynamic shared memory: every thread counts for itself, without atomics
+
+// Digit by digit of four bits, from the top: one pass over the row each.
+template <class Value>
+__device__ Threshold find_threshold(const float* logits, int limit, Weight need, Worths& worths, Weight* scratch,
+                                    Value value) {
+  Threshold found;
+  std::uint32_t prefix = 0;
+  for (int shift = 28; shift >= 0; shift -= 4) {
+#pragma unroll
+    for (int digit = 0; digit < digits; ++digit) worths[digit][threadIdx.x] = 0;
+    for (int id = threadIdx.x; id < limit; id += threads) {
+      const std::uint32_t key = key_of(logits[id]);
+      if (shift < 28 && key >> (shift + 4) != prefix) continue;
+      const Weight worth = value(id, logits[id], key);
+      if (worth > 0) worths[key >> shift & (digits - 1)][threadIdx.x] += worth;
     }
+    __syncthreads();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp < digits) {
+      Weight sum = 0;
+      for (int i = lane; i < threads; i += 32) sum += worths[warp][i];
+      sum = warp_sum(sum);
+      if (lane == 0) scratch[warp] = sum;
+    }
+    __syncthreads();
+    int digit = digits - 1;
+    while (digit > 0 && found.above + scratch[digit] < need) found.above += scratch[digit--];
+    found.at = scratch[digit];
+    prefix = prefix << 4 | static_cast<std::uint32_t>(digit);
+    __syncthreads();
   }
-  return low;
+  found.key = prefix;
+  return found;
 }
 
 // The lowest id with which `count` entries of that key at ids <= it are held.
@@ -258,6 +287,8 @@ __device__ Token tie_cut(const float* logits, int limit, Weight* scratch, std::u
 
 // A block per row.
 __global__ void __launch_bounds__(threads) cut_kernel(const __grid_constant__ StepAcceptance args, Cut* cuts) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& worths = *reinterpret_cast<Worths*>(memory);
   __shared__ Weight scratch[warps];
   __shared__ std::uint64_t heads[warps];
   cuda::begin_kernel();
@@ -291,34 +322,29 @@ __global__ void __launch_bounds__(threads) cut_kernel(const __grid_constant__ St
     cut.key = top_key, cut.id = cut.best, cut.total = one;
   } else {
     cut.key = nothing + 1;
-    const auto count = [&](std::uint32_t key) {
-      return over_row(logits, limit, scratch, [&](Token, float, std::uint32_t k) { return Weight{k >= key}; });
-    };
+    const auto one_each = [&](Token, float, std::uint32_t key) { return Weight{key > nothing}; };
     const auto k = static_cast<Weight>(choice.top_k);
-    if (choice.top_k > 0 && choice.top_k < limit && count(cut.key) > k) {
-      cut.key = bisect(cut.key, top_key, [&](std::uint32_t key) { return count(key) >= k; });
-      const Weight before = cut.key == top_key ? 0 : count(cut.key + 1);
-      cut.id = tie_cut(logits, limit, scratch, cut.key, k - before);
+    if (choice.top_k > 0 && choice.top_k < limit && over_row(logits, limit, scratch, one_each) > k) {
+      const Threshold found = find_threshold(logits, limit, k, worths, scratch, one_each);
+      cut.key = found.key;
+      if (found.above + found.at > k) cut.id = tie_cut(logits, limit, scratch, cut.key, k - found.above);
     }
     const auto weight = [&](float logit) { return weight_of(relative(logit, cut.top, choice.temperature)); };
     if (choice.top_p < 1.0f) {
       const Cut of_top_k = cut;
-      const auto mass = [&](std::uint32_t key) {
-        return over_row(logits, limit, scratch, [&](Token id, float logit, std::uint32_t other) {
-          return other >= key && of_top_k.holds(other, id) ? weight(logit) : Weight{0};
-        });
+      const auto mass = [&](Token id, float logit, std::uint32_t key) {
+        return of_top_k.holds(key, id) ? weight(logit) : Weight{0};
       };
-      const Weight target = nucleus_target(choice.top_p, mass(cut.key));
-      const std::uint32_t key = bisect(cut.key, top_key, [&](std::uint32_t middle) { return mass(middle) >= target; });
-      const Weight before = key == top_key ? 0 : mass(key + 1);
-      const float logit = __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-      const Weight each = weight(logit);
-      // The ties that are needed; of_top_k may hold fewer ids at its own key.
-      if (before < target && each > 0) {
-        const Token id = tie_cut(logits, limit, scratch, key, (target - before + each - 1) / each);
-        if (key != cut.key || id < cut.id) cut.id = id;
-        cut.key = key;
+      const Weight target = nucleus_target(choice.top_p, over_row(logits, limit, scratch, mass));
+      const Threshold found = find_threshold(logits, limit, target, worths, scratch, mass);
+      // Of the ties at the threshold only as many as are needed, by id; top_k may hold fewer of them at its own key.
+      const Weight each = weight(value_of(found.key)), needed = (target - found.above + each - 1) / each;
+      if (needed * each < found.at) {
+        cut.id = tie_cut(logits, limit, scratch, found.key, needed);
+      } else if (found.key != cut.key) {
+        cut.id = INT_MAX;
       }
+      cut.key = found.key;
     }
     cut.total = over_row(logits, limit, scratch, [&](Token id, float logit, std::uint32_t key) {
       const float share = relative(logit, cut.top, choice.temperature);
@@ -448,7 +474,9 @@ void accept(cuda::Stream& stream, const StepAcceptance& args) {
                args.width <= link::max_block && (args.width == 1 || args.laws));
   if (args.kind == LawKind::full) {
     auto* cuts = stream.allocate<law::Cut>(static_cast<std::size_t>(args.logits.rows));
-    cuda::launch(stream, "law cuts", {dim3(args.logits.rows), dim3(law::threads)}, law::cut_kernel, args, cuts);
+    cuda::allow_shared(stream, law::cut_kernel, sizeof(law::Worths));
+    cuda::launch(stream, "law cuts", {dim3(args.logits.rows), dim3(law::threads), sizeof(law::Worths)}, law::cut_kernel,
+                 args, cuts);
     const law::Cut* made = cuts;
     cuda::launch(stream, "accept full", {dim3(args.lanes), dim3(law::threads)}, law::full_accept_kernel, args, made);
     return;

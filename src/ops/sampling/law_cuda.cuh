@@ -20,6 +20,10 @@ __device__ __forceinline__ std::uint32_t key_of(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ __forceinline__ float value_of(std::uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
 // Relative probability: 1 for the top, 0 for NaN and -infinity.
 __device__ __forceinline__ float relative(float logit, float top, float temperature) {
   return logit > -INFINITY ? expf((logit - top) / temperature) : 0.0f;

@@ -328,6 +328,19 @@ Result<const CudaModel::Recorded*> CudaModel::recorded(const Shape& shape) {
   return &recordings_.emplace(shape, std::move(made)).first->second;
 }
 
+Status CudaModel::prepare() {
+  stream_->make_current();
+  for (const auto kind : {ops::LawKind::greedy, ops::LawKind::few}) {
+    for (int lanes = 1; lanes <= facts_.lanes; ++lanes) {
+      for (int width = 1;; width = std::min(2 * width, facts_.block_rows)) {
+        SPLASH_TRY([[maybe_unused]] const Recorded* made, recorded({.lanes = lanes, .width = width, .kind = kind}));
+        if (width == facts_.block_rows) break;
+      }
+    }
+  }
+  return {};
+}
+
 Status CudaModel::run_decode(std::span<const model::DecodeSlice> slices, const Shape& shape) {
   SPLASH_TRY(const Recorded* step, recorded(shape));
   if (!shape.cut) {
