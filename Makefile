@@ -3,7 +3,7 @@ MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc)
 ASSETS := build/test-assets
 
-.PHONY: serve test build setup test-asan clean
+.PHONY: serve test test-tsan build setup clean
 
 serve: build
 	@build/splash serve $(MODEL)
@@ -20,6 +20,12 @@ build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake | setup
 
 test: setup build/build.ninja
 	@scripts/test.sh
+
+# The programs with threads of their own, under ThreadSanitizer (not part of `make test`).
+test-tsan: setup
+	@cmake --preset tsan >/dev/null
+	@ninja -C build-tsan -j$(JOBS) --quiet base_test engine_test http_server_test api_test
+	@ctest --test-dir build-tsan --output-on-failure -R '^(base_test|engine_test|http_server_test|api_test)$$'
 
 clean:
 	rm -rf build build-dev build-asan build-tsan
