@@ -82,9 +82,13 @@ Result<std::vector<Token>> read_ids(const std::string& file) {
     return fail_parameter(ErrorKind::not_found, file, "{}: cannot be read: {}", file,
                           std::filesystem::is_directory(file) ? "it is a folder" : std::strerror(errno));
   }
-  stream >> std::ws;
-  if (stream.peek() != '[') return ids_of_safetensors(file);
-  return ids_of_json(std::string(std::istreambuf_iterator<char>(stream), {}), file);
+  std::string start(9, '\0');
+  stream.read(start.data(), 9);
+  // safetensors: eight bytes of header length (any of them may look like text, but not all: no header is that long), '{'.
+  if (stream.gcount() == 9 && start[7] == '\0' && start[8] == '{') return ids_of_safetensors(file);
+  start.resize(static_cast<std::size_t>(stream.gcount()));
+  stream.clear();
+  return ids_of_json(start + std::string(std::istreambuf_iterator<char>(stream), {}), file);
 }
 
 // Errors of a text name the file it came from.
@@ -168,16 +172,18 @@ void add_verb(CLI::App& app, int& exit_code, const char* name, const char* about
 }  // namespace
 
 void add_score_verbs(CLI::App& app, int& exit_code) {
-  add_verb(app, exit_code, "score", "Writes the logits of every position of a text as safetensors", run_score,
+  add_verb(app, exit_code, "score", "write the logits of every position of a text", run_score,
            [](CLI::App& verb, ScoreArguments& arguments) {
              verb.add_option("--logits", arguments.out, "the file to write: `logits` F32 [T, V]")->required();
              verb.add_flag(
                  "--hidden", arguments.hidden,
                  "also `hidden.i` F32 [T, H]: 0 = embeddings, i = residual after layer i (counted from 1), the "
                  "last one after the final norm");
-             verb.add_option("--chunk", arguments.chunk, "rows of one pass")->capture_default_str();
+             verb.add_option("--chunk", arguments.chunk, "rows of one pass")
+                 ->check(CLI::Range(1, 4096))
+                 ->capture_default_str();
            });
-  add_verb(app, exit_code, "draft", "Writes one greedy draft block, with all that led to it, as safetensors", run_draft,
+  add_verb(app, exit_code, "draft", "write one greedy draft block with all that led to it", run_draft,
            [](CLI::App& verb, ScoreArguments& arguments) {
              verb.add_option("--context", arguments.context, "positions of context; the anchor is the token after them")
                  ->required();

@@ -5,8 +5,11 @@ SPLASH_BINARY names the binary, SPLASH_E2E_MODEL another model folder. Only loop
 """
 import concurrent.futures
 import json
+import pathlib
 import signal
+import struct
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -523,6 +526,41 @@ class Processes(unittest.TestCase):
         self.assertEqual(typo.returncode, 2)
         self.assertIn("'serve'", typo.stderr)
         self.assertEqual(self.run_splash("serve", "--lanes", "99").returncode, 2)
+
+    def test_token_files_of_every_form(self):
+        ids = [int(i) for i in range(40)]
+
+        def safetensors(pad):
+            header = json.dumps({"ids": {"dtype": "I32", "shape": [len(ids)], "data_offsets": [0, 4 * len(ids)]}}) + " " * pad
+            return len(header).to_bytes(8, "little") + header.encode() + struct.pack(f"<{len(ids)}i", *ids)
+
+        bare = len(safetensors(0)) - 8 - 4 * len(ids)
+        texts = {
+            "array": json.dumps(ids).encode(),
+            "after white space": b" \r\n\t" + json.dumps(ids).encode() + b"\n",
+            "safetensors": safetensors(0),
+            "safetensors whose length begins with '['": safetensors((ord("[") - bare) % 256),
+            "safetensors whose length begins with a space": safetensors((ord(" ") - bare) % 256),
+        }
+        model = MODEL or str(pathlib.Path(__file__).parents[2] / "models" / "tiny")
+        with tempfile.TemporaryDirectory() as folder:
+            tokens, out = pathlib.Path(folder, "tokens"), pathlib.Path(folder, "out")
+
+            def score(text, *more):
+                tokens.write_bytes(text)
+                return self.run_splash("score", "--model", model, "--tokens", str(tokens), "--logits", str(out), *more)
+
+            outputs = set()
+            for name, text in texts.items():
+                done = score(text)
+                self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+                outputs.add(out.read_bytes())
+            self.assertEqual(len(outputs), 1)
+            for text in (b"not json", b"", b"{}", b"[1, 2", b'["a"]', b"[-1]", b"[1.5]", b"\x00" * 40, b"[1]" + b"\x00" * 5 + b"{"):
+                refused = score(text)
+                self.assertEqual(refused.returncode, 1, text)
+                self.assertIn(str(tokens), refused.stderr, text)
+            self.assertEqual(score(texts["array"], "--chunk", "0").returncode, 2)
 
     def test_generate(self):
         model = ["--model", MODEL] if MODEL else []
