@@ -5,7 +5,7 @@
 # builtin_cuda_test, ops_conformance_test, device_bench, splash; lib/ with shared libraries they need, fixtures/ with the golden fixtures.
 # Results go to $OUT as they come, so a run that is cut off keeps what it had.
 #   STEPS     what to run, in this order (default: conformance golden steps builtin sanitize serve bench)
-#   SECTIONS  of device_bench (default: roof steps variants kernels prefill rows)
+#   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows)
 #   SANITIZE  gtest filter for compute-sanitizer
 #   SYNTH     a geometry of splash synth: its step is measured through the model as well, e.g. 27b
 #   COMMIT    written into the records
@@ -98,7 +98,7 @@ for step in $steps; do
     bench)
       export SPLASH_BENCH_MACHINE=${machine#*,}  # device_bench names the GPU itself
       # shellcheck disable=SC2086  # a list
-      try bench.txt "${BENCH_SECONDS:-240}" bench "$bin/device_bench" "$out/kernels.jsonl" ${SECTIONS-roof steps variants kernels prefill rows}
+      try bench.txt "${BENCH_SECONDS:-240}" bench "$bin/device_bench" "$out/kernels.jsonl" ${SECTIONS-roof steps widths kernels prefill rows}
       echo "clocks now: SM $(query clocks.sm) MHz, memory $(query clocks.mem) MHz, $(query temperature.gpu) C, $(query power.draw) W" | tee -a "$out/bench.txt"
       tail -n 80 "$out/bench.txt"
       ;;

@@ -289,18 +289,36 @@ int run(int argc, char** argv) {
   Bench bench(stream, records);
   const auto begun = std::chrono::steady_clock::now();
   auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); };
+  const bool probe = wanted("probe") && argc > 2;  // each kernel of a layer once, for ncu
   const bool small = wanted("small") && argc > 2;  // a model of two lanes and four layers, for compute-sanitizer
   Geometry geometry;
   if (small)
     geometry.layers = 4, geometry.draft_layers = 1, geometry.vocabulary = 4096, geometry.hidden = 512,
     geometry.inner = 1024;
-  auto made = SyntheticModel::make(stream, geometry, small ? 2 : 8, small ? 1100 : 32768 + 64);
+  if (probe) geometry.layers = 4, geometry.draft_layers = 1;
+  auto made = SyntheticModel::make(stream, geometry, small ? 2 : 8, small || probe ? 1100 : 32768 + 64);
   if (!made) {
     fmt::print("{}\n", made.error().message);
     return 1;
   }
   SyntheticModel& model = **made;
   fmt::print("model made after {:.1f} s\n", seconds());
+  if (probe) {
+    for (const int rows : {8, 32, 64}) {
+      model.begin(1, 8, true);
+      const MatrixView<float> x = stream.matrix(rows, geometry.hidden), gate = stream.matrix(rows, geometry.inner),
+                              up = stream.matrix(rows, geometry.inner);
+      fill_floats(stream, x.data, std::size_t(rows) * geometry.hidden, 1, 3);
+      const ops::LinearTarget in[] = {{model.layers()[0].gate, gate}, {model.layers()[0].up, up}};
+      ops::linear(stream, x, in);
+    }
+    model.place(1, 1024);
+    model.begin(1, 8, true);
+    model.gdn_layer(0, 1, 8);
+    model.attention_layer(0, 1, 8);
+    if (const Status status = stream.synchronise(); !status) fmt::print("FAILED: {}\n", status.error().message);
+    return 0;
+  }
   if (small) {
     steps(bench, model, 2, 8, 1024);
     prefill(bench, model, 70, 0);
@@ -330,20 +348,14 @@ int run(int argc, char** argv) {
     steps(bench, model, 2, 8, 1024);
     steps(bench, model, 8, 8, 1024);
   }
-  if (wanted("variants")) {
-    // A B B A: each variant of the 8-row kernel twice, mirrored.
-    const int count = ops::q4_rows_variants();
-    for (int i = 0; i < 2 * count; ++i) {
-      const int variant = i < count ? i : 2 * count - 1 - i;
-      ops::set_q4_rows_variant(variant);
-      every_linear(bench, stream, model, 8, ops::q4_rows_variant_name(variant));
-    }
-    ops::set_q4_rows_variant(0);
+  if (wanted("widths")) {
+    every_linear(bench, stream, model, 8, "");
     for (const int rows : {1, 16, 32, 64}) every_linear(bench, stream, model, rows, "");
     ops::set_q4_wide_from(17);
     every_linear(bench, stream, model, 32, "wgmma");
     steps(bench, model, 4, 8, 1024, ", wgmma");
     ops::set_q4_wide_from(33);
+    every_linear(bench, stream, model, 8, "again");
   }
   if (wanted("kernels")) {
     linears(bench, stream, model, 8);

@@ -50,4 +50,12 @@ void allow_shared(Stream& stream, Kernel* kernel, std::size_t bytes) {
               "shared memory limit");
 }
 
+// Whether `per_multiprocessor` blocks fit at once: what a kernel whose blocks wait for each other needs.
+template <class Kernel>
+bool all_resident(Stream& stream, Kernel* kernel, int threads, std::size_t shared_bytes, int per_multiprocessor) {
+  int blocks = 0;
+  stream.note(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes), "occupancy");
+  return blocks >= per_multiprocessor;
+}
+
 }  // namespace splash::cuda

@@ -67,6 +67,20 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to_shared, const void* f
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+// Loads and stores that reach the L2 each time, for words that blocks poll.
+__device__ __forceinline__ uint4 load_volatile(const uint4* from) {
+  uint4 value;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_volatile(uint4* to, uint4 value) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
 
 // -- matrix units ---------------------------------------------------------------------------------------------------
 // Fragments (g = lane / 4, t = lane % 4): a0 row g, a1 row g + 8 with k 2t, 2t+1; a2, a3 the same with k + 8; b0 k 2t,

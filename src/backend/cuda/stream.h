@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <vector_types.h>
 
 #include <memory>
 #include <vector>
@@ -70,6 +71,9 @@ class Stream {
   // Counters that kernels leave at zero: arrival counts of the fixed-order reductions.
   int* counters() const { return counters_.as<int>(); }
   static constexpr int counter_count = 1 << 16;
+  // Words that the blocks of a launch hand to each other, each with a flag; zero between launches.
+  uint4* exchange() const { return exchange_.as<uint4>(); }
+  std::size_t exchange_bytes() const { return exchange_.bytes(); }
   // Partial sums of one kernel at a time.
   float* partials() const { return partials_.as<float>(); }
   std::size_t partials_bytes() const { return partials_.bytes(); }
@@ -126,7 +130,7 @@ class Stream {
 
   DeviceFacts facts_;
   cudaStream_t stream_ = nullptr;
-  DeviceBuffer scratch_, counters_, partials_;
+  DeviceBuffer scratch_, counters_, exchange_, partials_;
   PinnedBuffer staging_;
   std::size_t used_ = 0, staged_ = 0;
   std::vector<Shadow> shadows_;

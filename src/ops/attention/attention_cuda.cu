@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
     cuda::barrier_init_done();
   }
   __syncthreads();
-  cuda::begin_kernel();
+  cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
   Tile tile;
   const int tile_index = blockIdx.y % args.tiles;
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
   if (tile.rows <= 0) return;
   const int limit = tile.position + tile.rows;  // positions visible to the last row
   const int chunks = chunks_for(limit);
+  if (static_cast<int>(blockIdx.x) >= chunks) return;
   auto request = [&](int position, int stage) {  // thread 0
     const std::uint32_t barrier = cuda::shared_address(&shared.full[stage]);
     const int count = position + page < limit ? 2 : 1;
@@ -54,7 +55,11 @@ __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __g
     return position;
   };
   int ahead_chunk = blockIdx.x, ahead_position = chunk_begin(ahead_chunk), stage = 0, parity = 0;
-  if (threadIdx.x == 0 && ahead_chunk < chunks) request(ahead_position, 0);
+  // Pages that hold no row of this pass are complete since earlier steps: the first is requested before the wait.
+  const bool early = ahead_position + block <= segment.position;
+  if (threadIdx.x == 0 && early) request(ahead_position, 0);
+  cuda::wait_for_predecessors();
+  if (threadIdx.x == 0 && !early) request(ahead_position, 0);
   load_queries<MT, STAGES>(args, segment, tile, shared);
   __syncthreads();
   float maximum[MT][2], sum[MT][2];

@@ -56,9 +56,23 @@ __device__ __forceinline__ std::uint8_t* page_at(const Arguments& args, const Se
   return reinterpret_cast<std::uint8_t*>(args.pool) + segment.pages[page_index] * args.page_stride + head * page_bytes;
 }
 
+// Sines and cosines of a position for the eight dims of a lane; only lanes 0..7 rotate.
+struct Rotation {
+  float sine[8], cosine[8];
+};
+__device__ __forceinline__ void find_rotation(const Arguments& args, int position, int lane, Rotation& rotation) {
+  if (lane >= 8) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    // Turns in double: a float32 angle would be off by 0.02 rad at position 262,144.
+    const double turns = position * args.inverse_turns[lane % 4 * 8 + i];
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &rotation.sine[i], &rotation.cosine[i]);
+  }
+}
+
 // One warp, one head of one row: eight consecutive dims per lane. RMSNorm, then rotation of the first 64 dims.
-__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float* gain, int position, int lane,
-                                                float (&x)[8]) {
+__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float* gain, const Rotation& rotation,
+                                                int lane, float (&x)[8]) {
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
@@ -71,10 +85,7 @@ __device__ __forceinline__ void norm_and_rotate(const Arguments& args, const flo
   for (int i = 0; i < 8; ++i) {
     const float other = __shfl_xor_sync(0xffffffffu, x[i], 4);  // dims 0..31 lie in lanes 0..3, their partners in 4..7
     if (lane < 8) {
-      // Turns in double: a float32 angle would be off by 0.02 rad at position 262,144.
-      const double turns = position * args.inverse_turns[lane % 4 * 8 + i];
-      float s, c;
-      sincospif(2.0f * static_cast<float>(turns - rint(turns)), &s, &c);
+      const float s = rotation.sine[i], c = rotation.cosine[i];
       x[i] = lane < 4 ? x[i] * c - other * s : x[i] * c + other * s;
     }
   }
@@ -95,15 +106,18 @@ __device__ __forceinline__ float quantise(const float (&x)[8], std::uint8_t (&co
 
 // Grid: (query heads + 2 kv heads) / 4 x rows of a segment x segments; a warp per head.
 __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Arguments args) {
-  cuda::begin_kernel();
+  cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
   const int head = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (head >= args.query_heads + 2 * args.kv_heads || static_cast<int>(blockIdx.y) >= segment.rows) return;
   const int row = segment.first_row + blockIdx.y, position = segment.position + blockIdx.y;
+  Rotation rotation;  // while the predecessor still runs
+  find_rotation(args, position, lane, rotation);
+  cuda::wait_for_predecessors();
   float x[8];
   if (head < args.query_heads) {
     cuda::load_columns(args.rows.q_gate, row, head * 2 * dim + lane * 8, x);
-    norm_and_rotate(args, args.q_norm, position, lane, x);
+    norm_and_rotate(args, args.q_norm, rotation, lane, x);
     constexpr float factor = 0.0625f * 1.4426950408889634f;  // 1 / sqrt(256), and weights are powers of two
     uint4 packed;
     packed.x = cuda::pack_fp16(x[0] * factor, x[1] * factor), packed.y = cuda::pack_fp16(x[2] * factor, x[3] * factor);
@@ -115,7 +129,7 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
   const bool is_value = head >= args.query_heads + args.kv_heads;
   const int kv_head = head - args.query_heads - (is_value ? args.kv_heads : 0);
   cuda::load_columns(is_value ? args.rows.v : args.rows.k, row, kv_head * dim + lane * 8, x);
-  if (!is_value) norm_and_rotate(args, args.k_norm, position, lane, x);
+  if (!is_value) norm_and_rotate(args, args.k_norm, rotation, lane, x);
   std::uint8_t codes[8];
   const float scale = quantise(x, codes);
   std::uint8_t* to = page_at(args, segment, position / page, kv_head);

@@ -73,6 +73,9 @@ __device__ __forceinline__ TapeRow tape_row(const Place& place, float* tape, int
   return {k, d, alpha, alpha + place.value_heads};
 }
 
+// Good to a few units in the last place, and short: the exact division costs more than everything around it.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
 using State = float[2][4][4];  // [column][i][e]
 
 // S <- alpha S + k d^T: the same operations for a new row and for a kept one.
@@ -213,7 +216,7 @@ __device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane
       sum = fmaf(w.z, past[2], sum);
       sum = fmaf(w.w, raw[i][r], sum);
       past[0] = past[1], past[1] = past[2], past[2] = raw[i][r];
-      column[r * stride] = sum / (1.0f + expf(-sum));
+      column[r * stride] = sum * sigmoid(sum);
       if (to_tape) tape_row(place, lane.tape, tape_first + r).raw[place.channel(local)] = raw[i][r];
     }
   }
@@ -223,15 +226,16 @@ __device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane
 __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place& place, const GdnLane& lane,
                                              int first_row, int count, int tape_first, bool verify, RawRows& raw,
                                              Staging& shared, Channels& channels) {
-  if (static_cast<int>(threadIdx.x) < count) {
-    const int row = first_row + threadIdx.x;
+  // The last warp has one channel less to convolve.
+  if (const int r = static_cast<int>(threadIdx.x) - (threads - 32); r >= 0 && r < count) {
+    const int row = first_row + r;
     const float b = cuda::row_of(args.rows.b, row)[place.value_head];
     const float a = cuda::row_of(args.rows.a, row)[place.value_head] + args.dt_bias[place.value_head];
     const float softplus = a > 20.0f ? a : log1pf(expf(a));
     const float alpha = expf(-expf(args.a_log[place.value_head]) * softplus);
-    shared.beta[threadIdx.x] = 1.0f / (1.0f + expf(-b));
-    shared.alpha[threadIdx.x] = alpha;
-    if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + threadIdx.x).alpha[place.value_head] = alpha;
+    shared.beta[r] = sigmoid(b);
+    shared.alpha[r] = alpha;
+    if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + r).alpha[place.value_head] = alpha;
   }
   convolve(place, lane, min(count, rows_at_once), 0, tape_first, verify, raw, shared, channels);
   if (count > rows_at_once) {
@@ -251,8 +255,8 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
       kk += __shfl_xor_sync(0xffffffffu, kk, distance);
       kq += __shfl_xor_sync(0xffffffffu, kq, distance);
     }
-    const float q_scale = 0.08838834764831845f / sqrtf(qq + 1e-6f),
-                k_scale = 1.0f / sqrtf(kk + 1e-6f);  // 1 / sqrt(128)
+    const float q_scale = 0.08838834764831845f * rsqrtf(qq + 1e-6f),
+                k_scale = rsqrtf(kk + 1e-6f);  // 1 / sqrt(128)
     q.x *= q_scale, q.y *= q_scale, q.z *= q_scale, q.w *= q_scale;
     k.x *= k_scale, k.y *= k_scale, k.z *= k_scale, k.w *= k_scale;
     *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]) = q;
@@ -336,12 +340,12 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
   if (row < count) {
     const int column = place.value_head * dim + place.side * half + local;
     const float total = shared.squares[parity][row][0] + shared.squares[parity][row][1];
-    const float scale = 1.0f / sqrtf(total / dim + args.geometry.rms_eps);
+    const float scale = rsqrtf(total / dim + args.geometry.rms_eps);
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       values[i] =
-          shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] / (1.0f + expf(-z[i])));
+          shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] * sigmoid(z[i]));
     }
     cuda::store_columns(args.out, first_row + row, column, values);
     cuda::store_line(args.panel, first_row + row, column, values);
@@ -351,7 +355,7 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
 __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   Staging& shared = *reinterpret_cast<Staging*>(memory);
-  cuda::begin_kernel();
+  cuda::dependents_may_start();
   const GdnGeometry& g = args.geometry;
   const int group = g.value_heads / g.key_heads;
   const unsigned rank = cuda::cluster_rank();
@@ -368,11 +372,10 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
   const bool verify = segment.mode == static_cast<int>(GdnMode::verify);
   const int kept = *lane.kept;
 
+  // What earlier steps left is folded in while the linears before this kernel still run (gdn_cuda.h).
   State s;
   Channels channels;
-  RawRows raw;
   load_state(place, lane, s);
-  load_raw(args, place, segment.first_row, min(rows_at_once, segment.rows), raw);
   load_past(args, place, lane, kept, shared, channels);
   cuda::cluster_sync();  // nobody writes the tape or the history before all have read them
   const int part = threadIdx.x % 8, column = threadIdx.x / 32 * 8 + threadIdx.x % 32 / 8 * 2;
@@ -386,6 +389,9 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
     store_state(place, lane, s);
     store_history(place, lane, channels);
   }
+  cuda::wait_for_predecessors();
+  RawRows raw;
+  load_raw(args, place, segment.first_row, min(rows_at_once, segment.rows), raw);
   for (int first = 0; first < segment.rows; first += batch) {
     const int count = min(batch, segment.rows - first), row = segment.first_row + first;
     float z[8];

@@ -1,5 +1,10 @@
 // gdn on the GPU: one kernel for verify passes and prefill alike, row by row in the same arithmetic, so that a lane's
 // state has the same bits however its rows were cut into passes.
+//
+// What a lane's earlier passes left (state, tape, history, kept) and the tables are read, and the kept rows folded in,
+// while the kernels before this one still run. So between the kernel or copy that wrote them and this one lies a copy,
+// a graph's beginning or end, or some kernels that wait for it; two passes of one lane's layer never follow each other
+// directly.
 #pragma once
 
 #include "ops/gdn/gdn.h"

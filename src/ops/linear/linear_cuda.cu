@@ -90,6 +90,7 @@ Q4Work work_for(cuda::Stream& stream, MatrixView<const float> x) {
   work.norm_eps = panel.norm_eps;
   work.partials = stream.partials();
   work.counters = stream.counters();
+  work.exchange = stream.exchange();
   return work;
 }
 

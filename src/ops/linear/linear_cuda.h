@@ -23,10 +23,6 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
                      MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed);
 
-// Shapes the benchmark compares; 0 is what linear uses.
-int q4_rows_variants();
-void set_q4_rows_variant(int variant);
-const char* q4_rows_variant_name(int variant);
 // From how many tokens on weights are rounded and wgmma multiplies: 33, or less to compare (17 .. 33).
 void set_q4_wide_from(int tokens);
 

@@ -68,23 +68,6 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
                       Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false}));
 
-TEST(LinearCuda, EveryVariantAgrees) {
-  Numbers numbers(7);
-  Memory memory;
-  const HostWeight weight = random_q4(numbers, 4096, 1280);
-  const std::vector<float> x = numbers.normals(8 * 1280);
-  const std::vector<float> want = product(weight.view, x, 8, true);
-  const pack::Weight device = memory.weight(weight.view);
-  for (int variant = 0; variant < q4_rows_variants(); ++variant) {
-    set_q4_rows_variant(variant);
-    stream().reset();
-    const MatrixView<float> out = memory.matrix(8, 4096);
-    linear(stream(), memory.matrix(x, 8, 1280), device, out);
-    expect_close(q4_rows_variant_name(variant), download(out), want, 1e-5);
-  }
-  set_q4_rows_variant(0);
-}
-
 TEST(LinearCuda, WideFrom17) {
   Numbers numbers(8);
   Memory memory;

@@ -31,6 +31,7 @@ struct Q4RowsShape {
   static constexpr int scales_offset = stage_bytes * STAGES + STAGES * 16 + 16;  // behind the barriers
   static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static constexpr std::size_t partial_floats = std::size_t{2} * row_block * NT * 128;  // per block
+  static constexpr std::size_t exchange_bytes = std::size_t{1024} * row_block * NT;     // per block
 };
 
 template <class Shape, bool gated>
@@ -317,6 +318,65 @@ __device__ __forceinline__ bool q4_combine(const Q4Work& work, const UnitSplit& 
   return true;
 }
 
+// The same without a fence: a sum and its flag travel in one 8-byte word, the block in which the row block begins polls
+// the others' words, adds them in block order and leaves zeros. It does its share of the row block last, so it seldom
+// waits; the sum has the same bits as q4_combine's. (Fence, counter and fence took 3 us of each launch. But the longer
+// a part, the more round trips follow each other here: for 8 tokens and the wide kernel.) All blocks of a launch are
+// resident at once (checked at launch), so waiting ends.
+template <int STRIPS, int NT>
+__device__ __forceinline__ bool q4_exchange(const Q4Work& work, const UnitSplit& split, int row_block, int warp,
+                                            int warps, int lane, float (&acc)[STRIPS][NT][4]) {
+  const int block = blockIdx.x, first = split.first_block(row_block), last = split.last_block(row_block);
+  if (first == last) return true;
+  constexpr int vectors = STRIPS * NT * 2;  // of a lane and part: {sum, flag, sum, flag}
+  auto part_of = [&](int from) {
+    return work.exchange + (static_cast<std::int64_t>(from) * warps + warp) * (vectors * 32) + lane;
+  };
+  if (block != first) {
+    uint4* mine = part_of(block);
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          cuda::store_volatile(
+              mine + ((s * NT + n) * 2 + i / 2) * 32,
+              make_uint4(__float_as_uint(acc[s][n][i]), 1, __float_as_uint(acc[s][n][i + 1]), 1));
+        }
+      }
+    }
+    return false;
+  }
+  // Words on their way at once: of two parts where they are short.
+  constexpr int chunk = vectors < 8 ? vectors : 8, together = vectors <= 4 ? 2 : 1;
+  for (int next = first + 1; next <= last; next += together) {
+#pragma unroll
+    for (int c = 0; c < vectors; c += chunk) {
+      uint4 got[together][chunk];
+#pragma unroll
+      for (int p = 0; p < together; ++p) {
+#pragma unroll
+        for (int v = 0; v < chunk; ++v) got[p][v] = cuda::load_volatile(part_of(min(next + p, last)) + (c + v) * 32);
+      }
+#pragma unroll
+      for (int p = 0; p < together; ++p) {
+        if (next + p > last) break;
+        uint4* from = part_of(next + p) + c * 32;
+#pragma unroll
+        for (int v = 0; v < chunk; ++v) {
+          while (got[p][v].y == 0 || got[p][v].w == 0) got[p][v] = cuda::load_volatile(from + v * 32);
+          from[v * 32] = make_uint4(0, 0, 0, 0);
+          float(&to)[4] = acc[(c + v) / 2 / NT][(c + v) / 2 % NT];
+          to[v % 2 * 2] += __uint_as_float(got[p][v].x);
+          to[v % 2 * 2 + 1] += __uint_as_float(got[p][v].z);
+        }
+      }
+    }
+  }
+  return true;
+}
+
 template <class Shape, bool gated>
 __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(const __grid_constant__ Q4Work work) {
   extern __shared__ __align__(128) std::uint8_t ring[];
@@ -357,18 +417,33 @@ __global__ void __launch_bounds__(Shape::threads, Shape::PER_SM) q4_rows_kernel(
     cuda::barrier_wait(full + stage * 8, parity);
     const std::uint8_t* base = ring + stage * Shape::stage_bytes;
     const int tiles = min(Shape::TILES, work.tiles_k - k_step * Shape::TILES);
+    auto multiply = [&](int q) {
+      q4_rows_group<Shape>(base + (warp * Shape::STRIPS * Shape::TILES + q) * 576,
+                           base + Shape::weight_bytes + q * Shape::group_bytes, lane, acc);
+    };
+    if (Shape::NT == 1 && tiles == Shape::TILES) {
+      // No branch between tiles, so that they overlap (256 linears of 8 rows 5.30 -> 5.15 ms; with more rows the
+      // registers do not last).
 #pragma unroll
-    for (int q = 0; q < Shape::TILES; ++q) {
-      if (q < tiles) {
-        q4_rows_group<Shape>(base + (warp * Shape::STRIPS * Shape::TILES + q) * 576,
-                             base + Shape::weight_bytes + q * Shape::group_bytes, lane, acc);
+      for (int q = 0; q < Shape::TILES; ++q) multiply(q);
+    } else {
+      constexpr int unrolled = Shape::NT == 1 ? 1 : Shape::TILES;
+#pragma unroll unrolled
+      for (int q = 0; q < Shape::TILES; ++q) {
+        if (q < tiles) multiply(q);
       }
     }
     __syncwarp();
     if (lane == 0) cuda::barrier_arrive(empty + stage * 8);
     if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
     if (++k_step == split.k_steps || unit == end - 1) {
-      if (q4_combine<Shape::STRIPS, Shape::NT>(work, split, row_block, warp, Shape::WARPS, lane, acc)) {
+      bool finished;
+      if constexpr (Shape::NT == 1) {
+        finished = q4_exchange<Shape::STRIPS, Shape::NT>(work, split, row_block, warp, Shape::WARPS, lane, acc);
+      } else {
+        finished = q4_combine<Shape::STRIPS, Shape::NT>(work, split, row_block, warp, Shape::WARPS, lane, acc);
+      }
+      if (finished) {
         if (work.squares_in) {
           cuda::barrier_wait(scales_ready, 0);
 #pragma unroll

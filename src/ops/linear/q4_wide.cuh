@@ -25,9 +25,10 @@ struct Q4WideShape {
   static constexpr int weight_bytes = strips * TILES * 576;
   static constexpr int group_bytes = NB / 8 * cuda::Panel::block_bytes;
   static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
+  static constexpr int producers = 4;  // one alone was late: eight copies a stage, each some 60 cycles to issue
   static constexpr int threads = warps * 32 + 128;  // the producer's warp group gives its registers to the consumers
   static constexpr std::size_t shared_bytes = std::size_t{stage_bytes} * STAGES + STAGES * 16;
-  static constexpr std::size_t partial_floats = std::size_t{2} * strips * NB * 16;  // per block
+  static constexpr std::size_t exchange_bytes = std::size_t{128} * strips * NB;  // per block
   static_assert(TILES % 2 == 0, "the two register buffers alternate inside a stage");
   static_assert(weight_bytes % 128 == 0);
 };
@@ -62,25 +63,31 @@ __device__ __forceinline__ UnitOrder wide_order(const Q4Work& work, int token_ti
   return order;
 }
 
+// Producer `part` of four copies its share of the strips; the first also the panel.
 template <class Shape>
 __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitOrder& order, int token_tiles,
-                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int lane) {
+                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int part,
+                                                int lane) {
+  constexpr int share = Shape::strips / Shape::producers;
   auto request = [&](int i, int stage, bool weights, bool panel) {
     const int unit = order.unit(i), tile = unit / order.split.k_steps, k_step = unit % order.split.k_steps;
     const std::uint32_t base = cuda::shared_address(ring + stage * Shape::stage_bytes);
     if (weights) {
-      if (lane == 0) cuda::barrier_expect(full + stage * 8, Shape::stage_bytes);
+      if (lane == 0)
+        cuda::barrier_expect(full + stage * 8,
+                             share * Shape::TILES * 576 + (part == 0 ? Shape::TILES * Shape::group_bytes : 0));
       __syncwarp();
-      if (lane < Shape::strips) {
-        const int strip = min(tile / token_tiles * Shape::strips + lane, work.strips - 1);
+      if (lane < share) {
+        const int here = part * share + lane;
+        const int strip = min(tile / token_tiles * Shape::strips + here, work.strips - 1);
         const Q4Strip place = locate_strip<false>(work, strip);
-        cuda::bulk_copy(base + lane * Shape::TILES * 576,
+        cuda::bulk_copy(base + here * Shape::TILES * 576,
                         work.matrices[place.matrix].tiles +
                             (static_cast<std::int64_t>(place.index) * work.tiles_k + k_step * Shape::TILES) * 576,
                         Shape::TILES * 576, full + stage * 8);
       }
     }
-    if (panel && lane == 0) {
+    if (panel && lane == 0 && part == 0) {
       cuda::bulk_copy(base + Shape::weight_bytes,
                       work.panel + tile % token_tiles * work.panel_tile_bytes +
                           static_cast<std::int64_t>(k_step) * Shape::TILES * Shape::group_bytes,
@@ -173,7 +180,7 @@ __device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitOr
     float fragments[1][NT][4];
 #pragma unroll
     for (int n = 0; n < NT * 4; ++n) fragments[0][n / 4][n % 4] = acc[n];
-    if (Shape::whole || q4_combine<1, NT>(work, order.split, tile, warp, Shape::warps, lane, fragments)) {
+    if (Shape::whole || q4_exchange<1, NT>(work, order.split, tile, warp, Shape::warps, lane, fragments)) {
       q4_store<1, NT, false>(work, tile / token_tiles * Shape::strips + warp, tile % token_tiles * Shape::NB, lane,
                              fragments);
     }
@@ -191,7 +198,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   const UnitOrder order = wide_order<Shape>(work, token_tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::STAGES; ++i) {
-      cuda::barrier_init(full + i * 8, 1);
+      cuda::barrier_init(full + i * 8, Shape::producers);
       cuda::barrier_init(empty + i * 8, Shape::warps);
     }
     cuda::barrier_init_done();
@@ -199,7 +206,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   __syncthreads();
   if (warp >= Shape::warps) {
     cuda::give_registers<40>();
-    if (warp == Shape::warps) q4_wide_produce<Shape>(work, order, token_tiles, ring, full, empty, lane);
+    q4_wide_produce<Shape>(work, order, token_tiles, ring, full, empty, warp - Shape::warps, lane);
   } else {
     cuda::take_registers<232>();
     q4_wide_consume<Shape>(work, order, token_tiles, ring, full, empty, warp, lane);

@@ -17,8 +17,9 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
   const int blocks = std::min(stream.facts().multiprocessors, Shape::whole ? tiles : tiles * k_steps);
   if (!Shape::whole) {
     SPLASH_CHECK(static_cast<long long>(tiles) * k_steps * blocks < (1LL << 32));
-    SPLASH_CHECK(tiles * Shape::warps <= cuda::Stream::counter_count);
-    SPLASH_CHECK(blocks * Shape::partial_floats * sizeof(float) <= stream.partials_bytes());
+    static const bool resident = cuda::all_resident(stream, kernel, Shape::threads, Shape::shared_bytes, 1);
+    SPLASH_CHECK(resident);  // q4_exchange's condition
+    SPLASH_CHECK(blocks * Shape::exchange_bytes <= stream.exchange_bytes());
   }
   cuda::launch(stream, "q4 wide", {dim3(blocks), dim3(Shape::threads), Shape::shared_bytes}, kernel, work, token_tiles);
 }

@@ -36,6 +36,7 @@ struct Q4Work {
   float norm_eps = 0;
   float* partials = nullptr;
   int* counters = nullptr;
+  uint4* exchange = nullptr;  // parts of row blocks on their way, all zero between launches
 
   static constexpr int squares_stride = 32;
 };
