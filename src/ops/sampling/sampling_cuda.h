@@ -1,5 +1,5 @@
-// Greedy choice on the device, inside the recorded step: the draft's walk and the acceptance rule without a host
-// decision. Sampled lanes take the host's exact rule (sampling.h) until their law runs here too.
+// Greedy choice on the device for the benchmark's synthetic step. The model's own steps, greedy and sampled, take
+// law_cuda.h.
 #pragma once
 
 #include "backend/cuda/stream.h"
