@@ -67,8 +67,8 @@ Choice Engine::schedule() {
       prefill.push_back({request->lane, request->arrival, request->prefill_stop() - request->committed,
                          request->prefill_end() - request->committed});
     } else {
-      decode.push_back({request->lane, max_width(*request), request->usage.decode_steps, request->sampled(),
-                        request->submit.sampling.reproducible, &request->acceptance});
+      decode.push_back({request->lane, max_width(*request), request->sampled() && request->submit.sampling.reproducible,
+                        &request->acceptance});
     }
   }
   return scheduler_.next(prefill, decode);

@@ -25,8 +25,7 @@ Scheduler::Scheduler(const model::Facts& facts, const Pacing& pacing, int fixed_
       max_prefill_rows_(facts.max_prefill_rows),
       fixed_width_(fixed_width),
       pacing_(pacing),
-      cost_(facts.lanes * facts.block_rows),
-      alone_cost_(facts.lanes * facts.block_rows) {}
+      cost_(facts.lanes * facts.block_rows) {}
 
 Choice Scheduler::next(std::span<const PrefillView> prefill, std::span<const DecodeView> decode) const {
   Choice choice;
@@ -38,6 +37,7 @@ Choice Scheduler::next(std::span<const PrefillView> prefill, std::span<const Dec
 void Scheduler::complete(const Choice& choice, double seconds) {
   const int decode_rows = choice.decode_rows();
   const int prefill_rows = choice.prefill_rows();
+  if (decode_rows > 0) ++decode_steps_;
   if (prefill_rows == 0 && decode_rows > 0) cost_.record(decode_rows, seconds);
   // A few rows cost as much as reading the weights: they say nothing about the time of one more.
   if (prefill_rows < std::min(pacing_.minimum_rows, max_prefill_rows_)) return;
@@ -49,42 +49,33 @@ void Scheduler::complete(const Choice& choice, double seconds) {
 
 // Lanes whose width is no question: nothing to choose from, a stated seed, or a probe is due.
 bool Scheduler::settled(const DecodeView& lane) const {
-  return fixed_width_ > 0 || lane.max_width == 1 || (lane.sampled && lane.reproducible) || lane.steps % probe_every == probe_every - 1;
+  return fixed_width_ > 0 || lane.max_width == 1 || lane.reproducible ||
+         decode_steps_ % probe_every == probe_every - 1;
 }
 
-// A sampled lane starts from a constant, a greedy one from what all requests have seen (see set_alone_cost).
 WidthView Scheduler::estimate(const DecodeView& lane) const {
-  WidthView view{.max_width = lane.sampled ? block_rows_ : lane.max_width};
+  WidthView view{.max_width = lane.max_width};
   for (int i = 0; i + 1 < block_rows_; ++i) {
-    const double prior = lane.sampled ? Acceptance::typical : acceptance_.probability(i, Acceptance::typical);
-    view.probability[i] = lane.acceptance->probability(i, prior);
+    view.probability[i] = lane.acceptance->probability(i, acceptance_.probability(i, Acceptance::typical));
   }
   return view;
 }
 
-// Chosen as if the budget had no end and then cut, so that a smaller max_tokens only shortens the same reply.
-int Scheduler::sampled_width(const DecodeView& lane) const {
-  const WidthView view = estimate(lane);
-  return std::min(lane.max_width, choose_widths({&view, 1}, alone_cost_).front());
-}
-
 std::vector<Grant> Scheduler::widths(std::span<const DecodeView> decode) const {
   std::vector<Grant> grants;
-  std::vector<WidthView> open;  // greedy lanes to be decided together
+  std::vector<WidthView> open;  // lanes to be decided together
   std::vector<std::size_t> open_grants;
   Company company;
   for (const DecodeView& lane : decode) {
     SPLASH_CHECK(lane.max_width >= 1 && lane.max_width <= block_rows_);
-    int width = lane.max_width;
-    if (!settled(lane) && !lane.sampled) {
+    if (settled(lane)) {
+      company.rows += lane.max_width;
+      company.tokens += expected_tokens(estimate(lane), lane.max_width);
+    } else {
       open.push_back(estimate(lane));
       open_grants.push_back(grants.size());
-    } else {
-      if (!settled(lane)) width = sampled_width(lane);
-      company.rows += width;
-      company.tokens += expected_tokens(estimate(lane), width);
     }
-    grants.push_back({lane.lane, width});
+    grants.push_back({lane.lane, lane.max_width});
   }
   const std::vector<int> chosen = choose_widths(open, cost_, company);
   for (std::size_t i = 0; i < chosen.size(); ++i) grants[open_grants[i]].rows = chosen[i];

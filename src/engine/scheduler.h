@@ -27,9 +27,7 @@ struct PrefillView {
 struct DecodeView {
   int lane = 0;
   int max_width = 1;  // what budget, context and model allow, >= 1
-  int steps = 0;      // decode steps of this request so far
-  bool sampled = false;
-  bool reproducible = false;  // always the full block: what was measured may not show in a stated seed's tokens
+  bool reproducible = false;  // a stated seed: always the full block, what was measured may not show in its tokens
   const Acceptance* acceptance = nullptr;  // of this request
 };
 
@@ -57,19 +55,17 @@ class Scheduler {
   void complete(const Choice& choice, double seconds);
   void complete_slice(int drafted, int accepted, bool cut) { acceptance_.record(drafted, accepted, cut); }
 
-  // What warm-up measured for one lane. Widths of sampled lanes rest on it alone, because their random numbers are tied
-  // to block positions: a width that followed the running load would make a seed's tokens depend on company.
-  void set_alone_cost(const StepCost& cost) { cost_ = alone_cost_ = cost; }
-  const StepCost& alone_cost() const { return alone_cost_; }
+  // What warm-up measured for one lane.
+  void set_cost(const StepCost& cost) { cost_ = cost; }
 
-  // A lane tries a full block this often, so that an estimate that fell can recover.
-  static constexpr int probe_every = 64;
+  // Every so many decode steps of the engine all lanes run full blocks, so that an estimate that was wrong can recover
+  // whatever the length of the replies.
+  static constexpr int probe_every = 32;
 
  private:
   bool settled(const DecodeView& lane) const;
   WidthView estimate(const DecodeView& lane) const;
   std::vector<Grant> widths(std::span<const DecodeView> decode) const;
-  int sampled_width(const DecodeView& lane) const;
   std::vector<Grant> slices(std::span<const PrefillView> prefill, int rows) const;
   int row_budget(int decode_rows) const;
 
@@ -77,8 +73,8 @@ class Scheduler {
   int max_prefill_rows_ = 0;
   int fixed_width_ = 0;
   Pacing pacing_;
-  StepCost cost_;           // decode rows -> seconds, running
-  StepCost alone_cost_;     // the same at warm-up
+  StepCost cost_;  // decode rows -> seconds, running
+  std::uint64_t decode_steps_ = 0;
   double row_seconds_ = 0;  // of one prefill row, running; 0 = not measured
   Acceptance acceptance_;   // of all requests
 };

@@ -69,7 +69,7 @@ TEST(Scheduler, EveryDecodingLaneIsInEveryStep) {
   EXPECT_EQ(choice.decode.size(), 2u);
 
   // However slow, prompts go on.
-  scheduler.complete({.decode = {{1, 8}, {3, 8}}}, 9.0);
+  for (int i = 0; i < 100; ++i) scheduler.complete({.decode = {{1, 8}, {3, 8}}}, 9.0);
   EXPECT_EQ(scheduler.next({&prompt, 1}, lanes).prefill_rows(), 32);
 }
 
@@ -78,54 +78,45 @@ TEST(Scheduler, NarrowsBlocksThatAreNotKept) {
   StepCost cost(32);
   cost.record(1, 0.010);
   cost.record(8, 0.024);
-  scheduler.set_alone_cost(cost);
+  scheduler.set_cost(cost);
   const DecodeView lane = decoding(0);
   const int before = scheduler.next({}, {&lane, 1}).decode.front().rows;
   EXPECT_GT(before, 2);
   for (int i = 0; i < 200; ++i) scheduler.complete_slice(7, 0, false);
   EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 1);
-  // Now and then it looks whether that is still so.
-  DecodeView probe = lane;
-  probe.steps = Scheduler::probe_every - 1;
-  EXPECT_EQ(scheduler.next({}, {&probe, 1}).decode.front().rows, 8);
 }
 
-TEST(Scheduler, ASampledLaneKnowsOnlyItself) {
+// One disturbed minute of the machine (another process on its cores) made wide blocks look dear. Replies are short, so
+// no lane lives for long: the width recovers all the same, and is wrong for no more than a few probes.
+TEST(Scheduler, RecoversFromADisturbedMachineWithShortReplies) {
   Scheduler scheduler(facts(), {}, 0);
+  const auto seconds = [](int rows) { return 0.010 + 0.0005 * rows; };
+  int steps = 0, full = 0;
+  const auto run = [&](int count, auto disturbance) {
+    full = 0;
+    for (int i = 0; i < count; ++i, ++steps) {
+      static Acceptance fresh;
+      if (steps % 10 == 0) fresh = {};  // another request
+      const DecodeView lane{.lane = 0, .max_width = 8, .acceptance = &fresh};
+      const Choice choice = scheduler.next({}, {&lane, 1});
+      const int width = choice.decode.front().rows;
+      full += width == 8;
+      fresh.record(width - 1, width - 1, false);
+      scheduler.complete_slice(width - 1, width - 1, false);
+      scheduler.complete(choice, seconds(width) * disturbance(width));
+    }
+  };
+  const auto quiet = [](int) { return 1.0; };
   StepCost cost(32);
-  cost.record(1, 0.010);
-  cost.record(8, 0.016);
-  scheduler.set_alone_cost(cost);
-  DecodeView lane = decoding(0);
-  lane.sampled = true;
-  const int alone = scheduler.next({}, {&lane, 1}).decode.front().rows;
-  for (int i = 0; i < 200; ++i) scheduler.complete_slice(7, 0, false);
-  for (int i = 0; i < 200; ++i) scheduler.complete({.decode = {{0, 8}, {1, 8}}}, 5.0);
-  const DecodeView lanes[] = {lane, decoding(1), decoding(2)};
-  const Choice choice = scheduler.next({}, lanes);
-  EXPECT_EQ(rows_of(choice.decode, 0), alone);
-  EXPECT_EQ(rows_of(choice.decode, 1), 1) << "a greedy lane follows the load";
-  // A budget only cuts.
-  lane.max_width = 2;
-  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, std::min(alone, 2));
-}
-
-// Where a second row is dear and eight cost no more than two, eight are best, yet of at most two rows one is. Near the
-// end of its budget the lane still runs the first rows of the block it would run without one.
-TEST(Scheduler, ABudgetOnlyShortensASampledBlock) {
-  Scheduler scheduler(facts(), {}, 0);
-  StepCost cost(32);
-  cost.record(1, 0.010);
-  cost.record(2, 0.020);
-  cost.record(8, 0.020);
-  scheduler.set_alone_cost(cost);
-  DecodeView lane = decoding(0);
-  lane.sampled = true;
-  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
-  lane.max_width = 2;
-  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 2);
-  lane.sampled = false;
-  EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 1);
+  for (const int width : {1, 2, 4, 8}) cost.record(width, seconds(width));
+  scheduler.set_cost(cost);
+  run(20, quiet);
+  EXPECT_GT(full, 15) << "once it knows that the draft is good";
+  run(200, [](int width) { return width > 2 ? 20.0 : 1.0; });
+  EXPECT_LT(full, 100) << "it does follow a machine on which wide blocks are dear";
+  run(2 * Scheduler::probe_every, quiet);
+  run(20, quiet);
+  EXPECT_EQ(full, 20);
 }
 
 // A stated seed must give the same tokens on another day: no measured cost and no acceptance may narrow its block.
@@ -134,14 +125,11 @@ TEST(Scheduler, AStatedSeedRunsFullBlocks) {
   StepCost cost(32);
   cost.record(1, 0.010);
   cost.record(8, 0.100);
-  scheduler.set_alone_cost(cost);
+  scheduler.set_cost(cost);
   DecodeView lane = decoding(0);
-  lane.sampled = true;
   EXPECT_LT(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
   lane.reproducible = true;
   EXPECT_EQ(scheduler.next({}, {&lane, 1}).decode.front().rows, 8);
-  lane.sampled = false;
-  EXPECT_LT(scheduler.next({}, {&lane, 1}).decode.front().rows, 8) << "greedy tokens depend on no width";
 }
 
 TEST(Scheduler, FixedWidthIsFixed) {

@@ -50,7 +50,7 @@ Status Engine::warm_up() {
       }
       cost.record(width, fastest);
     }
-    scheduler_.set_alone_cost(cost);
+    scheduler_.set_cost(cost);
     return {};
   };
   const Status status = measure();

@@ -8,7 +8,9 @@
 namespace splash::engine {
 namespace {
 
-constexpr double cost_memory = 0.8;    // weight of the past in a running step time
+constexpr double faster_weight = 0.75;  // of a step that was faster than its estimate
+constexpr double slower_weight = 0.1;   // of one that was slower,
+constexpr double slowest_ratio = 1.5;   // which counts as this many estimates at most
 constexpr double trial_memory = 0.98;  // per trial: about the last fifty decide
 constexpr double prior_trials = 4.0;   // how many trials the prior is worth
 
@@ -20,7 +22,13 @@ void StepCost::record(int rows, double seconds) {
   SPLASH_CHECK(rows > 0 && rows < static_cast<int>(measured_.size()));
   if (seconds <= 0.0) return;  // the clock did not see it
   double& slot = measured_[rows];
-  slot = slot == 0.0 ? seconds : cost_memory * slot + (1.0 - cost_memory) * seconds;
+  if (slot == 0.0) {
+    slot = seconds;
+  } else if (seconds < slot) {
+    slot += faster_weight * (seconds - slot);
+  } else {
+    slot += slower_weight * (std::min(seconds, slowest_ratio * slot) - slot);
+  }
   ++samples_;
   smooth();
 }
@@ -39,7 +47,10 @@ void StepCost::smooth() {
       smoothed_[rows] = last == 0 ? 0.0 : smoothed_[last] + slope * (rows - last);
       continue;
     }
-    smoothed_[rows] = last == 0 ? measured_[rows] : std::max(measured_[rows], smoothed_[last]);
+    smoothed_[rows] = measured_[rows];
+    for (std::size_t wider = rows + 1; wider < measured_.size(); ++wider) {
+      if (measured_[wider] > 0.0) smoothed_[rows] = std::min(smoothed_[rows], measured_[wider]);
+    }
     slope = last == 0 ? 0.0 : (smoothed_[rows] - smoothed_[last]) / (rows - last);
     for (int between = last + 1; between < rows; ++between) {
       smoothed_[between] = last == 0 ? smoothed_[rows] : smoothed_[last] + slope * (between - last);

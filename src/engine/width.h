@@ -11,8 +11,10 @@
 
 namespace splash::engine {
 
-// Seconds of a decode step by its verify rows, all lanes together: a running estimate per row count, straight lines
-// between the counts seen, never falling with more rows.
+// Seconds of a decode step by its verify rows, all lanes together: a running estimate per row count and straight lines
+// between the counts seen. What disturbs a step makes it longer, never shorter: a faster step is believed at once, a
+// slower one little by little. More rows never cost less, so a wide step bounds every narrower one from above; an old
+// measurement of a width that is no longer run cannot keep the wider ones dear.
 class StepCost {
  public:
   explicit StepCost(int max_rows);

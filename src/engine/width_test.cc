@@ -27,16 +27,27 @@ TEST(StepCost, FillsTheGapsWithStraightLines) {
   EXPECT_DOUBLE_EQ(cost.seconds(5), 0.13);
   EXPECT_NEAR(cost.seconds(16), 0.24, 1e-12) << "the slope goes on";
   cost.record(4, 0.05);
-  EXPECT_DOUBLE_EQ(cost.seconds(4), 0.10) << "more rows never cost less";
+  EXPECT_DOUBLE_EQ(cost.seconds(2), 0.05) << "more rows never cost less: four bound two";
 }
 
 TEST(StepCost, FollowsAMachineThatChanges) {
   StepCost cost(4);
   for (int i = 0; i < 40; ++i) cost.record(4, 1.0);
-  for (int i = 0; i < 40; ++i) cost.record(4, 2.0);
+  for (int i = 0; i < 100; ++i) cost.record(4, 2.0);
   EXPECT_NEAR(cost.seconds(4), 2.0, 1e-3);
   cost.record(4, 0.0);
   EXPECT_NEAR(cost.seconds(4), 2.0, 1e-3) << "a clock too coarse says nothing";
+  for (int i = 0; i < 6; ++i) cost.record(4, 1.0);
+  EXPECT_NEAR(cost.seconds(4), 1.0, 1e-3);
+}
+
+TEST(StepCost, OneSlowStepIsForgiven) {
+  StepCost cost(8);
+  for (int i = 0; i < 10; ++i) cost.record(8, 1.0);
+  cost.record(8, 30.0);
+  EXPECT_LE(cost.seconds(8), 1.05 + 1e-9);
+  cost.record(4, 30.0);  // the first of its width, and never again
+  EXPECT_LE(cost.seconds(4), 1.05 + 1e-9);
 }
 
 TEST(Acceptance, LearnsByPosition) {

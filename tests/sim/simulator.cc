@@ -229,6 +229,7 @@ void Simulation::submit_turn() {
   submit.max_tokens = dice_.chance(0.4) ? dice_.between(1, 9) : dice_.between(1, 2 * world_.context);
   for (int i = dice_.between(0, 3); i > 0; --i) submit.stop_tokens.push_back(text(1).front());
   submit.sampling.temperature = dice_.chance(0.5) ? 1.0f : 0.0f;
+  submit.sampling.reproducible = true;  // a stated seed: compare_alone demands the same tokens
   submit.sampling.seed = static_cast<std::uint64_t>(dice_.between(0, 9));
   if (dice_.chance(world_.deadline_rate)) submit.deadline = clock_.now() + dice_.between(0, 400) * ms;
 
