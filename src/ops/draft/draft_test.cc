@@ -62,8 +62,8 @@ TEST_P(Draft, AttentionMatchesRefAcrossWindowsAndWraps) {
         draft_attention(cpu, g, q_norm.values, k_norm.values, q.view(), bk.view(), bv.view(), 8, std::span(&cpu_block, 1),
                         out.view());
         expect_near(out, expected, 2e-5, 1e-5, "draft_attention");
-        cpu::Stream single = stream(1);
-        draft_attention(single, g, q_norm.values, k_norm.values, q.view(), bk.view(), bv.view(), 8,
+        cpu::Stream one_thread = stream(1);
+        draft_attention(one_thread, g, q_norm.values, k_norm.values, q.view(), bk.view(), bv.view(), 8,
                         std::span(&cpu_block, 1), other.view());
         EXPECT_TRUE(same_bits(out, other));
       }
