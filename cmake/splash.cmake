@@ -21,6 +21,9 @@ add_library(splash_flags INTERFACE)
 target_compile_options(splash_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers
                                               -ffp-contract=off -fno-math-errno
                                               -Wno-restrict)  # false alarms of g++ 12 in std::string
+if(SPLASH_UNITY)
+  target_compile_options(splash_flags INTERFACE -Wno-subobject-linkage)  # takes a file of the unit for a header
+endif()
 target_include_directories(splash_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 if(SPLASH_ASAN)
   target_compile_options(splash_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined
