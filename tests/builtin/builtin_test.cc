@@ -167,7 +167,8 @@ class Builtin : public testing::TestWithParam<int> {
           link::Submit submit{.id = static_cast<link::RequestId>(round * prompt_count + next + 1), .prompt = prompt.tokens,
                               .reply_boundary = prompt.reply_boundary, .max_tokens = reply_tokens};
           if (setup.stops) submit.stop_tokens = stop_tokens();
-          submit.sampling = {.temperature = setup.temperature, .top_k = 20, .top_p = 0.95f, .seed = 7u + setup.first + next};
+          submit.sampling = {.temperature = setup.temperature, .top_k = 20, .top_p = 0.95f, .seed = 7u + setup.first + next,
+                             .reproducible = true};
           submit.sink = [&reply, &live](link::Event event) {
             if (auto* tokens = std::get_if<link::Tokens>(&event)) {
               reply.tokens.insert(reply.tokens.end(), tokens->tokens.begin(), tokens->tokens.end());
