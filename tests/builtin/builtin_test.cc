@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "models/registry.h"
 #include "pack/package.h"
+#include "support/agreement.h"
 #include "text/assets.h"
 
 namespace splash {
@@ -82,20 +83,6 @@ struct Reply {
   link::Usage usage;
   bool operator==(const Reply& other) const { return tokens == other.tokens; }
 };
-
-// KL(softmax(p) || softmax(q)) in nats.
-double kl(std::span<const float> p, std::span<const float> q) {
-  const auto log_sum = [](std::span<const float> logits) {
-    const double most = *std::ranges::max_element(logits);
-    double sum = 0.0;
-    for (float value : logits) sum += std::exp(value - most);
-    return most + std::log(sum);
-  };
-  const double p_sum = log_sum(p), q_sum = log_sum(q);
-  double divergence = 0.0;
-  for (std::size_t i = 0; i < p.size(); ++i) divergence += std::exp(p[i] - p_sum) * ((p[i] - p_sum) - (q[i] - q_sum));
-  return divergence;
-}
 
 class Builtin : public testing::TestWithParam<int> {
  protected:
@@ -263,23 +250,11 @@ TEST_F(Builtin, CpuLogitsAreCloseToRef) {
       std::printf("%s: %s\n", isa, scores.error().message.c_str());
       continue;
     }
-    double divergence = 0.0;
-    int clear = 0, agree = 0;
-    for (int row = 0; row < truth->rows; ++row) {
-      const auto p = std::span(truth->logits).subspan(std::size_t(row) * truth->vocab_size, truth->vocab_size);
-      const auto q = std::span(scores->logits).subspan(std::size_t(row) * truth->vocab_size, truth->vocab_size);
-      divergence += kl(p, q);
-      std::vector<float> top(p.begin(), p.end());
-      std::partial_sort(top.begin(), top.begin() + 2, top.end(), std::greater<>());
-      if (top[0] - top[1] <= 0.05f) continue;
-      ++clear;
-      agree += std::ranges::max_element(p) - p.begin() == std::ranges::max_element(q) - q.begin();
-    }
-    const double mean = divergence / truth->rows;
-    std::printf("%s: mean KL %.2e nats over %d rows, argmax agrees in %d of %d clear rows\n", isa, mean, truth->rows, agree,
-                clear);
-    EXPECT_LE(mean, 2e-3) << isa;
-    EXPECT_GE(agree, 0.99 * clear) << isa;
+    const test::Agreement got = test::agreement(truth->logits, scores->logits, truth->vocab_size);
+    std::printf("%s: mean KL %.2e nats over %d rows, argmax agrees in %d of %d clear rows\n", isa, got.kl, got.rows, got.same,
+                got.clear);
+    EXPECT_LE(got.kl, 2e-3) << isa;
+    EXPECT_GE(got.same, 0.99 * got.clear) << isa;
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/facts.h"
 #include "golden/golden.h"
+#include "support/agreement.h"
 
 namespace splash::test {
 namespace {
@@ -39,30 +40,11 @@ models::Scores scored(const pack::Package& package, const Device& device, std::s
 // Mean KL(ref || ours) in nats; the share of rows with ref's argmax where ref's top two differ by more than 0.05.
 void expect_agreement(const char* name, const models::Scores& ref, const models::Scores& ours) {
   ASSERT_EQ(ref.logits.size(), ours.logits.size());
-  double mean_kl = 0;
-  int decided = 0, same = 0;
-  for (int row = 0; row < ref.rows; ++row) {
-    const float* p = ref.logits.data() + std::int64_t{row} * ref.vocab_size;
-    const float* q = ours.logits.data() + std::int64_t{row} * ref.vocab_size;
-    const auto log_sum = [&](const float* x) {
-      const double top = *std::max_element(x, x + ref.vocab_size);
-      double sum = 0;
-      for (int i = 0; i < ref.vocab_size; ++i) sum += std::exp(x[i] - top);
-      return top + std::log(sum);
-    };
-    const double lp = log_sum(p), lq = log_sum(q);
-    for (int i = 0; i < ref.vocab_size; ++i) mean_kl += std::exp(p[i] - lp) * ((p[i] - lp) - (q[i] - lq)) / ref.rows;
-    const auto best = std::max_element(p, p + ref.vocab_size) - p;
-    float second = -INFINITY;
-    for (int i = 0; i < ref.vocab_size; ++i) second = i != best ? std::max(second, p[i]) : second;
-    if (p[best] - second <= 0.05f) continue;
-    ++decided;
-    same += std::max_element(q, q + ref.vocab_size) - q == best;
-  }
-  fmt::print("cuda {}: mean KL {:.2e} nats, argmax {} of {} clear rows, logits {:.2e} from ref\n", name, mean_kl, same,
-             decided, distance(ours.logits, ref.logits));
-  EXPECT_LE(mean_kl, 2e-3) << name;
-  EXPECT_GE(same, 0.97 * decided) << name;
+  const Agreement got = agreement(ref.logits, ours.logits, ref.vocab_size);
+  fmt::print("cuda {}: mean KL {:.2e} nats, argmax {} of {} clear rows, logits {:.2e} from ref\n", name, got.kl, got.same,
+             got.clear, distance(ours.logits, ref.logits));
+  EXPECT_LE(got.kl, 2e-3) << name;
+  EXPECT_GE(got.same, 0.97 * got.clear) << name;
 }
 
 TEST(GoldenCuda, SourceWeights) {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 
 #include "golden/golden.h"
+#include "support/agreement.h"
 
 namespace splash::test {
 namespace {
@@ -48,34 +48,6 @@ class Tiny : public testing::Test {
   }
 };
 
-// How far the logits of q are from those of p: mean KL(p || q) in nats, and rows whose best id differs although p's
-// best two are more than 0.05 apart.
-struct Gap {
-  double kl = 0.0;
-  int rows = 0, changed = 0;
-};
-
-Gap gap(std::span<const float> p, std::span<const float> q, int vocab) {
-  Gap found{.rows = static_cast<int>(p.size()) / vocab};
-  const auto log_sum = [](std::span<const float> row) {
-    const double most = *std::ranges::max_element(row);
-    double sum = 0.0;
-    for (float x : row) sum += std::exp(x - most);
-    return most + std::log(sum);
-  };
-  for (int row = 0; row < found.rows; ++row) {
-    const auto a = p.subspan(std::size_t(row) * vocab, vocab), b = q.subspan(std::size_t(row) * vocab, vocab);
-    const double a_sum = log_sum(a), b_sum = log_sum(b);
-    for (int i = 0; i < vocab; ++i) found.kl += std::exp(a[i] - a_sum) * ((a[i] - a_sum) - (b[i] - b_sum)) / found.rows;
-    std::vector<float> top(a.begin(), a.end());
-    std::partial_sort(top.begin(), top.begin() + 2, top.end(), std::greater<>());
-    if (top[0] - top[1] > 0.05f) {
-      found.changed += std::ranges::max_element(a) - a.begin() != std::ranges::max_element(b) - b.begin();
-    }
-  }
-  return found;
-}
-
 TEST_F(Tiny, RefLogitsAreThoseOfTransformers) {
   const auto scores = models::score(*package(), {.backend = Backend::ref}, text(), {});
   ASSERT_TRUE(scores.has_value()) << scores.error().message;
@@ -89,10 +61,10 @@ TEST_F(Tiny, CpuLogitsAreWithinTheQ4Bound) {
   for (const std::string& isa : isas()) {
     const auto scores = models::score(*package(), {.threads = 2, .isa = isa}, text(), {});
     ASSERT_TRUE(scores.has_value()) << scores.error().message;
-    const Gap found = gap(values<float>("logits"), scores->logits, scores->vocab_size);
+    const Agreement found = agreement(values<float>("logits"), scores->logits, scores->vocab_size);
     std::printf("%s: mean KL %.2e nats over %d rows\n", isa.c_str(), found.kl, found.rows);
     EXPECT_LE(found.kl, 2e-3) << isa;
-    EXPECT_EQ(found.changed, 0) << isa;
+    EXPECT_EQ(found.same, found.clear) << isa;
   }
 }
 
