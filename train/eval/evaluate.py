@@ -224,6 +224,17 @@ def table(results: dict[str, Any]) -> list[str]:
     return rows
 
 
+def read_prompts(file: Path, only: str, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` prompts of each category, of those named in `only` (separated by commas; empty: all)."""
+    categories, taken, prompts = set(filter(None, only.split(","))), defaultdict(int), []
+    for line in file.read_text().splitlines():
+        prompt = json.loads(line)
+        taken[prompt["category"]] += 1
+        if taken[prompt["category"]] <= limit and (not categories or prompt["category"] in categories):
+            prompts.append(prompt)
+    return prompts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
@@ -240,14 +251,7 @@ def main() -> None:
     parser.add_argument("--constrained", action="store_true")
     parser.add_argument("--skip-sampled", action="store_true")
     args = parser.parse_args()
-    only = set(filter(None, args.only.split(",")))
-    taken: dict[str, int] = defaultdict(int)
-    prompts = []
-    for line in args.prompts.read_text().splitlines():
-        prompt = json.loads(line)
-        taken[prompt["category"]] += 1
-        if taken[prompt["category"]] <= args.limit and (not only or prompt["category"] in only):
-            prompts.append(prompt)
+    prompts = read_prompts(args.prompts, args.only, args.limit)
     results: dict[str, Any] = {}
     if not args.times_only:
         greedy = run(args.url, prompts, 0.0, args)

@@ -89,13 +89,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--source-weights", action="store_true")
     args = parser.parse_args()
-    started, only, taken = time.time(), set(filter(None, args.only.split(","))), defaultdict(int)
-    prompts = []
-    for line in args.prompts.read_text().splitlines():
-        prompt = json.loads(line)
-        taken[prompt["category"]] += 1
-        if taken[prompt["category"]] <= args.limit and (not only or prompt["category"] in only):
-            prompts.append(prompt)
+    started = time.time()
+    prompts = evaluate.read_prompts(args.prompts, args.only, args.limit)
     scores: dict[str, list[bool]] = defaultdict(list)
     failures = []
     for prompt, (reply, ended) in zip(prompts, replies(prompts, args.target, args.max_tokens, args.source_weights)):
