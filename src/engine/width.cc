@@ -1,6 +1,7 @@
 #include "engine/width.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -39,6 +40,11 @@ double StepCost::seconds(int rows) const {
 }
 
 void StepCost::smooth() {
+  double least = std::numeric_limits<double>::infinity();  // of the widths measured from here up
+  for (int rows = static_cast<int>(measured_.size()) - 1; rows > 0; --rows) {
+    if (measured_[rows] == 0.0) continue;
+    smoothed_[rows] = least = std::min(least, measured_[rows]);
+  }
   int last = 0;  // the last row count seen, and the slope up to it
   double slope = 0.0;
   for (int rows = 1; rows < static_cast<int>(measured_.size()); ++rows) {
@@ -46,10 +52,6 @@ void StepCost::smooth() {
       // Past the last measurement the slope goes on; before the next one this is overwritten.
       smoothed_[rows] = last == 0 ? 0.0 : smoothed_[last] + slope * (rows - last);
       continue;
-    }
-    smoothed_[rows] = measured_[rows];
-    for (std::size_t wider = rows + 1; wider < measured_.size(); ++wider) {
-      if (measured_[wider] > 0.0) smoothed_[rows] = std::min(smoothed_[rows], measured_[wider]);
     }
     slope = last == 0 ? 0.0 : (smoothed_[rows] - smoothed_[last]) / (rows - last);
     for (int between = last + 1; between < rows; ++between) {
