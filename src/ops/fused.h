@@ -17,6 +17,12 @@ void linear_add_norm(S& stream, MatrixView<const float> x, const pack::Weight& w
   rms_norm(stream, residual, gain, eps, normed);
 }
 
+inline void linear_add_norm(cpu::Stream& stream, Fine x, const pack::Weight& weight, MatrixView<float> residual,
+                            std::span<const float> gain, float eps, MatrixView<float> normed) {
+  linear_add(stream, x, weight, residual);
+  rms_norm(stream, residual, gain, eps, normed);
+}
+
 // out = silu(gate x) * (up x); `upped` [rows, I] is scratch.
 template <class S>
 void linear_swiglu(S& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,

@@ -49,11 +49,11 @@ Passed forward(Stream& stream, const Weights& weights, const Rows& rows, Memory&
     if (const auto* recurrent = std::get_if<Gdn>(&layer.mixer)) {
       gdn(stream, weights.gdn, *recurrent, normed, memory.gdn_segments(rows.segments, rows.modes, layer.mixer_index),
           of_gdn);
-      ops::linear_add_norm(stream, of_gdn.mixed, recurrent->out, x, layer.post_attention_norm, g.rms_eps, normed);
+      ops::linear_add_norm(stream, ops::finely(stream, of_gdn.mixed), recurrent->out, x, layer.post_attention_norm, g.rms_eps, normed);
     } else {
       const auto& full = std::get<Attention>(layer.mixer);
       attention(stream, weights.attention, full, normed, rows.segments, memory.pool(), layer.mixer_index, of_attention);
-      ops::linear_add_norm(stream, of_attention.mixed, full.out, x, layer.post_attention_norm, g.rms_eps, normed);
+      ops::linear_add_norm(stream, ops::finely(stream, of_attention.mixed), full.out, x, layer.post_attention_norm, g.rms_eps, normed);
     }
     gated(stream, layer.mlp, normed, of_mlp);
     const auto next_norm = l + 1 < layers ? weights.layers[l + 1].input_norm : weights.norm;

@@ -15,13 +15,14 @@ constexpr int block_rows = 64;  // rows that share one read of the weights
 constexpr std::int64_t parallel_values = 16'384;
 
 QuantisedBlock quantise_block(cpu::Stream& stream, const LinearKernels& kernels, Arena& scratch,
-                              MatrixView<const float> x) {
+                              MatrixView<const float> x, int planes) {
   SPLASH_CHECK(x.cols % pack::tile_cols == 0, "q4 needs whole groups, not {} inputs", x.cols);
   QuantisedBlock block;
   block.rows = x.rows;
   block.groups = x.cols / pack::tile_cols;
+  block.planes = planes;
   const std::size_t cells = static_cast<std::size_t>(block.rows) * block.groups;
-  block.codes = scratch.allocate<std::int8_t>(cells * pack::tile_cols);
+  block.codes = scratch.allocate<std::int8_t>(cells * planes * pack::tile_cols);
   block.steps = scratch.allocate<float>(cells);
   block.sums = scratch.allocate<float>(cells);
   const auto part = [&](int first, int last) { kernels.quantise(x.data, x.stride, first, last, block); };
@@ -76,9 +77,7 @@ void run_share(const LinearKernels& kernels, const Block& block, std::span<const
   }
 }
 
-}  // namespace
-
-void linear(cpu::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {
+void run_linear(cpu::Stream& stream, MatrixView<const float> x, int planes, std::span<const LinearTarget> targets) {
   const LinearKernels& kernels = cpu::kernels_for(stream.isa(), linear_scalar, linear_avx2, linear_avx512vnni);
   bool any_q4 = false;
   for (const LinearTarget& target : targets) {
@@ -92,10 +91,19 @@ void linear(cpu::Stream& stream, MatrixView<const float> x, std::span<const Line
     Block block;
     block.first_row = first;
     block.x = x.slice_rows(first, std::min(block_rows, x.rows - first));
-    if (any_q4) block.quantised = quantise_block(stream, kernels, scratch, block.x);
+    if (any_q4) block.quantised = quantise_block(stream, kernels, scratch, block.x, planes);
     ThreadPool& pool = stream.pool();
     pool.run([&](int thread) { run_share(kernels, block, targets, thread, pool.threads()); });
   }
+}
+
+}  // namespace
+
+void linear(cpu::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {
+  run_linear(stream, x, 1, targets);
+}
+void linear(cpu::Stream& stream, Fine input, std::span<const LinearTarget> targets) {
+  run_linear(stream, input.x, 2, targets);
 }
 
 }  // namespace splash::ops

@@ -1,9 +1,10 @@
 // linear for any instruction set. The including file has included its simd header and then defines, before this header,
-//   q4_tile_rows, wide_tile_rows      rows of the largest register tile of the q4 and of the bf16 / f32 kernel
+//   q4_tile_rows, wide_tile_rows      rows of codes of the largest register tile of the q4 and of the bf16 / f32 kernel
 //   dot_tile<R>(tile, codes, dots)    dots[r] = sum_k code_w[n][k] * codes[64 r + k] for the tile's 16 outputs n, exact
 //
 // A row's bits do not depend on the register tile it falls into: each row performs, per group in ascending order,
 //   acc = fma(scale, float(I) * a, acc);  acc = fma(bias, X, acc)
+// (two planes: I = 256 of the first + of the second, exact in int32: at most 64 * 15 * 128 * 257)
 // and, for bf16 and f32, one fma per input in ascending order.
 #pragma once
 
@@ -19,12 +20,18 @@ inline constexpr int tile_bytes = 576, scales_offset = 512, biases_offset = 544;
 // Fetching ahead is worth half the speed at 8 rows: a long burst of multiplications starves the hardware prefetcher.
 inline constexpr int prefetch_tiles = 4;
 
-// Rows of one register tile lie together, [groups][rows of the tile][64] (with 64 rows in one piece, each step along K
+// Rows of one register tile lie together, [groups][planes][rows of the tile][64] (with 64 rows in one piece, each step along K
 // would move by 4 KiB and all of them would fall into the same few sets of the first-level cache).
-inline std::ptrdiff_t cell_of(const QuantisedBlock& block, int row, int group) {
-  const int first = row / q4_tile_rows * q4_tile_rows, left = block.rows - first;
-  const int tile_rows = left < q4_tile_rows ? left : q4_tile_rows;
-  return std::ptrdiff_t{first} * block.groups + std::ptrdiff_t{group} * tile_rows + (row - first);
+struct Cell {
+  std::ptrdiff_t row;         // of steps and sums
+  std::ptrdiff_t first_code;  // of the first plane; the second's lies tile_rows * 64 behind
+  int tile_rows;
+};
+inline Cell cell_of(const QuantisedBlock& block, int row, int group) {
+  const int largest = q4_tile_rows / block.planes, first = row / largest * largest, left = block.rows - first;
+  const int tile_rows = left < largest ? left : largest;
+  const std::ptrdiff_t tile = std::ptrdiff_t{first} * block.groups + std::ptrdiff_t{group} * tile_rows;
+  return {tile + (row - first), (tile * block.planes + (row - first)) * 64, tile_rows};
 }
 
 void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
@@ -39,19 +46,33 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
         largest = max(largest, abs(v[part]));
         poison = poison + v[part] * zero();  // NaN where x is not finite, else 0
       }
-      const std::ptrdiff_t at = cell_of(block, row, group);
+      const Cell cell = cell_of(block, row, group);
       const float step = reduce_max(largest) / 127.0f;
-      block.steps[at] = step;
-      std::int8_t* codes = block.codes + at * 64;
+      std::int8_t* codes = block.codes + cell.first_code;
+      const auto sum_of = [](const std::int8_t* plane) {
+        int sum = 0;
+        for (int k = 0; k < 64; ++k) sum += plane[k];
+        return sum;
+      };
       const Vec divisor = set(step);
 #pragma GCC unroll 16
       for (int part = 0; part < parts; ++part) {
-        const VecInt n = round_to_int(step > 0 ? v[part] / divisor : zero(), 127);
+        if (step > 0) v[part] = v[part] / divisor;
+        else v[part] = zero();
+        const VecInt n = round_to_int(v[part], 127);
         store_int8(codes + part * width, n);
+        v[part] = v[part] - to_float(n);
       }
-      int sum = 0;
-      for (int k = 0; k < 64; ++k) sum += codes[k];
-      block.sums[at] = step * static_cast<float>(sum) + reduce_add(poison);
+      int sum = sum_of(codes);
+      float unit = step;
+      if (block.planes == 2) {
+        std::int8_t* second = codes + std::ptrdiff_t{cell.tile_rows} * 64;
+        for (int part = 0; part < parts; ++part) store_int8(second + part * width, round_to_int(v[part] * set(256.0f), 127));
+        sum = 256 * sum + sum_of(second);
+        unit = step / 256.0f;
+      }
+      block.steps[cell.row] = unit;
+      block.sums[cell.row] = unit * static_cast<float>(sum) + reduce_add(poison);
     }
   }
 }
@@ -84,13 +105,13 @@ inline Lanes f32_lanes(const unsigned char* p) {
   return lanes;
 }
 
-// R rows from `first_row` on times one strip.
-template <int R>
+// R rows of PLANES planes from `first_row` on times one strip.
+template <int R, int PLANES>
 void q4_rows(const unsigned char* strip, const QuantisedBlock& x, int first_row, const StripOutput& out) {
   Lanes acc[R] = {};
   const unsigned char* tile = strip;
   const std::ptrdiff_t cell = std::ptrdiff_t{first_row} * x.groups;
-  const std::int8_t* codes = x.codes + cell * 64;
+  const std::int8_t* codes = x.codes + cell * PLANES * 64;
   const float* steps = x.steps + cell;
   const float* sums = x.sums + cell;
   for (int group = 0; group < x.groups; ++group) {
@@ -98,20 +119,22 @@ void q4_rows(const unsigned char* strip, const QuantisedBlock& x, int first_row,
 #pragma GCC unroll 9
       for (int line = 0; line < 9; ++line) __builtin_prefetch(tile + prefetch_tiles * tile_bytes + 64 * line);
     }
-    LanesInt dots[R];
-    dot_tile<R>(tile, codes, dots);
+    LanesInt dots[R * PLANES];
+    dot_tile<R * PLANES>(tile, codes, dots);
     const Lanes scale = bf16_lanes(tile + scales_offset), bias = bf16_lanes(tile + biases_offset);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vec step = set(steps[r]), sum = set(sums[r]);
 #pragma GCC unroll 4
       for (int part = 0; part < lane_parts; ++part) {
-        const Vec product = to_float(dots[r].part[part]) * step;
+        VecInt dot = dots[r].part[part];
+        if constexpr (PLANES == 2) dot = (dot << 8) + dots[R + r].part[part];
+        const Vec product = to_float(dot) * step;
         acc[r].part[part] = fma(bias.part[part], sum, fma(scale.part[part], product, acc[r].part[part]));
       }
     }
     tile += tile_bytes;
-    codes += 64 * R;
+    codes += 64 * R * PLANES;
     steps += R;
     sums += R;
   }
@@ -132,7 +155,11 @@ inline void for_row_tiles(int rows, Body&& body) {
 }
 
 void q4_strip(const unsigned char* strip, const QuantisedBlock& x, const StripOutput& out) {
-  for_row_tiles<q4_tile_rows>(x.rows, [&]<int R>(int first) { q4_rows<R>(strip, x, first, out); });
+  if (x.planes == 2) {
+    for_row_tiles<q4_tile_rows / 2>(x.rows, [&]<int R>(int first) { q4_rows<R, 2>(strip, x, first, out); });
+  } else {
+    for_row_tiles<q4_tile_rows>(x.rows, [&]<int R>(int first) { q4_rows<R, 1>(strip, x, first, out); });
+  }
 }
 
 template <int R, auto load_lanes, int weight_bytes>

@@ -11,9 +11,10 @@ namespace splash::ops {
 struct QuantisedBlock {
   int rows = 0;
   int groups = 0;
-  std::int8_t* codes = nullptr;  // [groups][rows][64]
-  float* steps = nullptr;        // [groups][rows]  a = max|x| / 127
-  float* sums = nullptr;         // [groups][rows]  X = a * sum of the codes
+  int planes = 1;                // 2: a second code per input for what the first one left, in units of a / 256
+  std::int8_t* codes = nullptr;  // [groups][planes][rows][64]
+  float* steps = nullptr;        // [groups][rows]  a = max|x| / 127; two planes: a / 256
+  float* sums = nullptr;         // [groups][rows]  X = the step times the sum of the codes (256 first + second)
 };
 
 // Where 16 outputs of each row go: out[row * stride + column], column < columns.

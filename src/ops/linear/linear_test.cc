@@ -9,10 +9,15 @@ using pack::Format;
 
 class Linear : public EveryIsa {
  protected:
-  Matrix run(const Matrix& x, const pack::Weight& weight, int threads = 1) {
+  Matrix run(const Matrix& x, const pack::Weight& weight, int threads = 1, int planes = 1) {
     cpu::Stream cpu = stream(threads);
     Matrix out(x.rows, weight.rows, -7.0f);
-    linear(cpu, x.view(), weight, out.view());
+    const LinearTarget target{weight, out.view()};
+    if (planes == 2) {
+      linear(cpu, Fine{x.view()}, std::span(&target, 1));
+    } else {
+      linear(cpu, x.view(), std::span(&target, 1));
+    }
     return out;
   }
 };
@@ -21,7 +26,7 @@ class Linear : public EveryIsa {
 struct Exact {
   Matrix value, magnitude;
 };
-Exact exact_q4(const Matrix& x, const pack::Weight& weight) {
+Exact exact_q4(const Matrix& x, const pack::Weight& weight, int planes) {
   Exact exact{Matrix(x.rows, weight.rows), Matrix(x.rows, weight.rows)};
   for (int r = 0; r < x.rows; ++r) {
     for (int n = 0; n < weight.rows; ++n) {
@@ -38,7 +43,9 @@ Exact exact_q4(const Matrix& x, const pack::Weight& weight) {
         for (int k = 0; k < 64; ++k) {
           const auto byte = static_cast<unsigned>(tile[k / 8 * 64 + n % 16 * 4 + k % 4]);
           const unsigned code = k % 8 < 4 ? byte & 15u : byte >> 4;
-          const double rounded = step > 0 ? std::nearbyint(values[k] / step) : 0.0f;
+          const float ratio = step > 0 ? values[k] / step : 0.0f, first = std::nearbyint(ratio);
+          const double second = std::clamp(std::nearbyint((ratio - first) * 256.0f), -127.0f, 127.0f);
+          const double rounded = planes == 2 ? first + second / 256 : first;
           dot += code * rounded;
           total += step * rounded;
         }
@@ -60,10 +67,13 @@ TEST_P(Linear, Q4FollowsTheFormula) {
     for (int i = 0; i < 64; ++i) x.values[x.values.size() - 1 - i] *= 1e-30f;  // a tiny group
     if (rows > 2) std::fill_n(x.values.begin() + k, 64, 0.0f);     // a group of zeros
     if (rows > 4) std::fill_n(x.values.begin() + 2 * k, 64, 1e-41f);  // denormals
-    const Matrix out = run(x, own.weight);
-    const Exact exact = exact_q4(x, own.weight);
-    for (std::size_t i = 0; i < out.values.size(); ++i) {
-      ASSERT_NEAR(out.values[i], exact.value.values[i], 2e-6 * exact.magnitude.values[i] + 1e-30) << rows << " " << n << " " << k;
+    for (const int planes : {1, 2}) {
+      const Matrix out = run(x, own.weight, 1, planes);
+      const Exact exact = exact_q4(x, own.weight, planes);
+      for (std::size_t i = 0; i < out.values.size(); ++i) {
+        ASSERT_NEAR(out.values[i], exact.value.values[i], 2e-6 * exact.magnitude.values[i] + 1e-30)
+            << rows << " " << n << " " << k << ", planes " << planes;
+      }
     }
   }
 }
@@ -74,13 +84,15 @@ TEST_P(Linear, Q4IsCloseToFloat) {
   ref::Stream reference;
   Matrix expected(8, 64);
   linear(reference, x.view(), own.weight, expected.view());
-  const Matrix out = run(x, own.weight);
-  double error = 0, size = 0;
-  for (std::size_t i = 0; i < out.values.size(); ++i) {
-    error += std::pow(double{out.values[i]} - expected.values[i], 2);
-    size += std::pow(double{expected.values[i]}, 2);
+  for (const int planes : {1, 2}) {
+    const Matrix out = run(x, own.weight, 1, planes);
+    double error = 0, size = 0;
+    for (std::size_t i = 0; i < out.values.size(); ++i) {
+      error += std::pow(double{out.values[i]} - expected.values[i], 2);
+      size += std::pow(double{expected.values[i]}, 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), planes == 2 ? 5e-5 : 0.02);  // one plane: about 0.6 % of the terms' size
   }
-  EXPECT_LT(std::sqrt(error / size), 0.02);  // int8 activations: about 0.6 % of the terms' size
 }
 
 TEST_P(Linear, WideFormatsMatchRef) {
@@ -97,20 +109,43 @@ TEST_P(Linear, WideFormatsMatchRef) {
 }
 
 TEST_P(Linear, ARowHasTheSameBitsInAnyCompany) {
-  for (const Format format : {Format::q4, Format::bf16, Format::f32}) {
+  for (const auto& [format, planes] : {std::pair{Format::q4, 1}, {Format::q4, 2}, {Format::bf16, 1}, {Format::f32, 1}}) {
     const OwnWeight own = make_weight(format, 40, 320, 41);
     const Matrix all = random_matrix(70, 320, 42);
     Matrix alone(70, 40);
-    cpu::Stream cpu = stream();
-    for (int r = 0; r < 70; ++r) linear(cpu, all.slice(r, 1), own.weight, alone.view().slice_rows(r, 1));
+    for (int r = 0; r < 70; ++r) {
+      Matrix x(1, 320);
+      std::copy_n(all.values.begin() + r * 320, 320, x.values.begin());
+      const Matrix out = run(x, own.weight, 1, planes);
+      std::copy_n(out.values.begin(), 40, alone.values.begin() + r * 40);
+    }
     for (int rows = 1; rows <= 70; ++rows) {
       for (int threads : {1, 2, 3}) {
         if (threads > 1 && rows % 9 != 0) continue;
         Matrix x(rows, 320);
         std::copy_n(all.values.begin(), x.values.size(), x.values.begin());
-        const Matrix out = run(x, own.weight, threads);
-        ASSERT_TRUE(same_bits(out.values.data(), alone.values.data(), out.values.size())) << rows << " rows, " << threads;
+        const Matrix out = run(x, own.weight, threads, planes);
+        ASSERT_TRUE(same_bits(out.values.data(), alone.values.data(), out.values.size()))
+            << rows << " rows, " << threads << " threads, " << planes << " planes";
       }
+    }
+  }
+}
+
+// The largest integers of two planes: every code 15, every input at its group's bound or half a step from it.
+TEST_P(Linear, TwoPlanesDoNotOverflow) {
+  const OwnWeight own = make_weight(Format::q4, 16, 128, 43);
+  auto* tiles = const_cast<std::byte*>(own.weight.data);
+  for (std::int64_t tile = 0; tile < own.weight.bytes(); tile += pack::tile_bytes) {
+    std::fill_n(tiles + tile, pack::tile_scales_offset, std::byte{0xff});
+  }
+  for (const float value : {1.0f, -1.0f, 126.5f / 127, -126.5f / 127}) {
+    Matrix x(3, 128, value);
+    for (int at = 0; at < 3 * 128; at += 64) x.values[at] = value < 0 ? -1.0f : 1.0f;
+    const Exact exact = exact_q4(x, own.weight, 2);
+    const Matrix out = run(x, own.weight, 1, 2);
+    for (std::size_t i = 0; i < out.values.size(); ++i) {
+      ASSERT_NEAR(out.values[i], exact.value.values[i], 2e-6 * exact.magnitude.values[i]) << value;
     }
   }
 }
@@ -134,16 +169,18 @@ TEST_P(Linear, SeveralTargetsAndResiduals) {
 
 TEST_P(Linear, NanAndInfinityStayInTheirRow) {
   const OwnWeight own = make_weight(Format::q4, 32, 128, 61);
-  Matrix x = random_matrix(7, 128, 62);
-  const Matrix clean = run(x, own.weight);
-  x.values[2 * 128 + 77] = std::nanf("");
-  x.values[4 * 128 + 3] = INFINITY;
-  const Matrix out = run(x, own.weight);
-  for (int r = 0; r < 7; ++r) {
-    if (r == 2 || r == 4) {
-      EXPECT_FALSE(std::isfinite(out.values[r * 32]) || std::isfinite(out.values[r * 32 + 31])) << r;
-    } else {
-      EXPECT_TRUE(same_bits(&out.values[r * 32], &clean.values[r * 32], 32)) << r;
+  const Matrix x = random_matrix(7, 128, 62);
+  Matrix spoiled = x;
+  spoiled.values[2 * 128 + 77] = std::nanf("");
+  spoiled.values[4 * 128 + 3] = INFINITY;
+  for (const int planes : {1, 2}) {
+    const Matrix clean = run(x, own.weight, 1, planes), out = run(spoiled, own.weight, 1, planes);
+    for (int r = 0; r < 7; ++r) {
+      if (r == 2 || r == 4) {
+        EXPECT_FALSE(std::isfinite(out.values[r * 32]) || std::isfinite(out.values[r * 32 + 31])) << r;
+      } else {
+        EXPECT_TRUE(same_bits(&out.values[r * 32], &clean.values[r * 32], 32)) << r;
+      }
     }
   }
 }
