@@ -13,6 +13,7 @@ int status_of(ErrorKind kind) {
     case ErrorKind::not_found:
       return 404;
     case ErrorKind::overloaded:
+    case ErrorKind::lost:
     case ErrorKind::cancelled:
       return 503;  // the engine cancels by itself only when the server ends
     case ErrorKind::timeout:
@@ -31,6 +32,8 @@ std::string_view code_of(ErrorKind kind) {
       return "unsupported_parameter";
     case ErrorKind::cancelled:
       return "server_shutdown";
+    case ErrorKind::lost:
+      return "device_lost";
     default:
       return code_of_status(status_of(kind));
   }

@@ -228,6 +228,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     usage_.decode_steps = usage.decode_steps;
     usage_.drafted_tokens = usage.drafted_tokens;
     usage_.accepted_tokens = usage.accepted_tokens;
+    usage_.decode_ms = usage.decode_ms;
   }
 
   void client_gone() {

@@ -52,6 +52,7 @@ struct ReplyUsage {
   int prompt_tokens = 0, cached_tokens = 0;
   int completion_tokens = 0, reasoning_tokens = 0;
   int decode_steps = 0, drafted_tokens = 0, accepted_tokens = 0;
+  double decode_ms = 0;
 };
 
 // The dialect's side. Called on the io thread; the last call is finished() or failed().

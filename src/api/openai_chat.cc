@@ -34,7 +34,8 @@ json::object usage_object(const ReplyUsage& usage) {
 json::object splash_object(const ReplyUsage& usage) {
   return {{"decode_steps", usage.decode_steps},
           {"drafted_tokens", usage.drafted_tokens},
-          {"accepted_tokens", usage.accepted_tokens}};
+          {"accepted_tokens", usage.accepted_tokens},
+          {"decode_ms", usage.decode_ms}};
 }
 
 class ChatWriter : public ReplyWriter {

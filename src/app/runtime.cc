@@ -155,7 +155,8 @@ std::string model_name(const ModelOptions& options, const pack::Package& package
 
 Result<std::unique_ptr<Runtime>> Runtime::open(const ModelOptions& options,
                                                const std::function<void(const std::string&)>& say,
-                                               const std::atomic<bool>* stop) {
+                                               const std::atomic<bool>* stop,
+                                               std::function<void(const Error&)> on_lost) {
   std::unique_ptr<Runtime> runtime(new Runtime);
   SPLASH_TRY(runtime->package_, open_package(options, stop));
   const pack::Package& package = *runtime->package_;
@@ -168,7 +169,7 @@ Result<std::unique_ptr<Runtime>> Runtime::open(const ModelOptions& options,
   SPLASH_TRY(runtime->text_, text::load_text_assets(tokenizer_folder->string()));
   if (!runtime->text_.chat_template)
     return fail(ErrorKind::invalid, "{} has no chat template (chat_template.jinja)", tokenizer_folder->string());
-  SPLASH_TRY_STATUS(runtime->open_model(options, say));
+  SPLASH_TRY_STATUS(runtime->open_model(options, say, std::move(on_lost)));
   return runtime;
 }
 
@@ -193,7 +194,8 @@ Status Runtime::make_plan(const ModelOptions& options, const models::OpenOptions
   return {};
 }
 
-Status Runtime::open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say) {
+Status Runtime::open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say,
+                           std::function<void(const Error&)> on_lost) {
   SPLASH_TRY(const models::BackendChoice chosen, chosen_backend(options, *package_));
   models::OpenOptions open;
   open.backend = chosen.backend;
@@ -214,6 +216,7 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
 
   engine::Config config;
   config.use_draft = !options.plain && model_->facts().has_draft;
+  config.on_lost = std::move(on_lost);
   engine_ = std::make_unique<engine::Engine>(*model_, plan_, config, clock_);
   say("Warming up · measuring steps");
   SPLASH_TRY_STATUS(engine_->warm_up());

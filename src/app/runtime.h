@@ -57,10 +57,12 @@ std::string model_name(const ModelOptions& options, const pack::Package& package
 // A model ready to serve. Destroy it after everything that posts to its engine.
 class Runtime {
  public:
-  // `say` is told what is going on, a line at a time.
+  // `say` is told what is going on, a line at a time; `on_lost`, on the engine's thread, that the device is gone, after
+  // every request was told.
   static Result<std::unique_ptr<Runtime>> open(const ModelOptions& options,
                                                const std::function<void(const std::string&)>& say,
-                                               const std::atomic<bool>* stop = nullptr);
+                                               const std::atomic<bool>* stop = nullptr,
+                                               std::function<void(const Error&)> on_lost = {});
   ~Runtime() { stop(Duration::zero()); }
 
   const std::string& name() const { return name_; }
@@ -80,7 +82,8 @@ class Runtime {
 
  private:
   Runtime() = default;
-  Status open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say);
+  Status open_model(const ModelOptions& options, const std::function<void(const std::string&)>& say,
+                    std::function<void(const Error&)> on_lost);
   Status make_plan(const ModelOptions& options, const models::OpenOptions& open);
 
   std::string name_;

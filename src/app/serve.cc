@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 
 #include "app/signals.h"
 
@@ -100,7 +101,11 @@ int run_serve(const ServeOptions& options) {
   // The port first, so that a taken one is known before anything slow.
   auto server = bind(options);
   if (!server) return complain(server.error());
-  auto runtime = Runtime::open(options.model, say, stop.flag());
+  std::optional<Error> lost;  // read after stop.wait() alone
+  auto runtime = Runtime::open(options.model, say, stop.flag(), [&](const Error& error) {
+    lost = error;
+    stop.request();
+  });
   if (stop.requested()) return exit_interrupted;
   if (!runtime) return complain(runtime.error());
   api::Backend backend = (*runtime)->backend();
@@ -110,6 +115,10 @@ int run_serve(const ServeOptions& options) {
   if (!serving) return complain(serving.error());
   say_ready(options, **serving, backend);
   stop.wait();
+  if (lost) {
+    (*serving)->stop(cut_time);  // the replies that were cut get their error out
+    return complain(*lost);
+  }
   say("Stopping · running requests may end; a second Ctrl-C stops at once");
   (*serving)->stop(shutdown_grace);
   return 0;

@@ -24,6 +24,14 @@ class StopSignals {
 
   const std::atomic<bool>* flag() const { return &requested_; }
   bool requested() const { return requested_; }
+  // As the first signal.
+  void request() {
+    {
+      const std::lock_guard lock(mutex_);
+      requested_ = true;
+    }
+    bell_.notify_all();
+  }
   void wait() {
     std::unique_lock lock(mutex_);
     bell_.wait(lock, [this] { return requested_.load(); });
@@ -40,11 +48,7 @@ class StopSignals {
   void run() {
     int signal = 0;
     sigwait(&signals_, &signal);
-    {
-      const std::lock_guard lock(mutex_);
-      requested_ = true;
-    }
-    bell_.notify_all();
+    request();
     sigwait(&signals_, &signal);
     _exit(128 + signal);
   }

@@ -18,6 +18,7 @@ enum class ErrorKind {
   timeout,      // the request's deadline passed
   cancelled,    // the client went away
   io,           // the operating system refused
+  lost,         // the device has stopped answering: nothing of this process will run on it again
   internal,     // a fault of ours
 };
 

@@ -163,7 +163,9 @@ void Engine::take_tokens(Request& request, const std::vector<Token>& chosen) {
     }
   }
   SPLASH_CHECK(request.committed + 1 == static_cast<int>(request.tokens.size()), "tokens behind the first stop token");
+  if (request.usage.reply_tokens == 0) request.first_chosen = clock_.now();
   request.usage.reply_tokens = request.chosen();
+  request.usage.decode_ms = std::chrono::duration<double, std::milli>(clock_.now() - request.first_chosen).count();
   counters_.reply_tokens.add(chosen.size());
   if (!event.tokens.empty()) request.submit.sink(std::move(event));
   if (stopped) {
@@ -179,6 +181,15 @@ void Engine::fail_step(const Choice& choice, const Error& error) {
   for (const Grant& grant : choice.prefill) fail(*lanes_[grant.lane], error);
   for (const Grant& grant : choice.decode) fail(*lanes_[grant.lane], error);
   sweep();
+  if (error.kind == ErrorKind::lost) give_up(error);
+}
+
+// The device is gone: whoever runs, waits or comes is told so, at once.
+void Engine::give_up(const Error& error) {
+  if (lost_) return;
+  lost_ = error;
+  fail_all(error);
+  if (config_.on_lost) config_.on_lost(error);
 }
 
 void Engine::count_step(const Choice& choice, double seconds) {

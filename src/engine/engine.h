@@ -8,7 +8,9 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -35,6 +37,7 @@ struct Config {
   int headroom_tokens = 256;     // reply tokens whose pages must be free when a request is admitted
   int max_queued = link::max_queued_requests;
   Pacing pacing;  // how prefill shares steps with decode
+  std::function<void(const Error&)> on_lost;  // on the engine's thread, once, after every request has been told
 };
 
 // Pages that hold so many positions.
@@ -42,7 +45,7 @@ int pages_for(int positions);
 
 class Engine {
  public:
-  // `model` was opened for `plan`; both and `clock` (used only to measure steps) outlive the engine.
+  // `model` was opened for `plan`; both and `clock` (used only to measure) outlive the engine.
   Engine(model::Model& model, const cache::MemoryPlan& plan, const Config& config, const Clock& clock);
 
   // Measures the step by width on an idle engine, before the first request. Without it sampled lanes run full blocks.
@@ -108,6 +111,7 @@ class Engine {
   void apply_decode(Request& request, const model::SliceResult& slice);
   void take_tokens(Request& request, const std::vector<Token>& chosen);
   void fail_step(const Choice& choice, const Error& error);
+  void give_up(const Error& error);
   void count_step(const Choice& choice, double seconds);
   // leave
   void save(Request& request, cache::Kind kind);
@@ -137,6 +141,7 @@ class Engine {
   std::unordered_set<link::RequestId> live_;
   std::uint64_t arrivals_ = 0;
   bool closed_ = false;
+  std::optional<Error> lost_;  // the device is gone: what every request is told
 };
 
 }  // namespace splash::engine

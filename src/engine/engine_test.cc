@@ -287,6 +287,30 @@ TEST(Engine, AFailedStepFailsItsRequestsAndNoOthers) {
   EXPECT_EQ(rig.ask(counting(10), 5).failed.size(), 1u) << "the engine goes on";
 }
 
+TEST(Engine, ALostDeviceEndsEveryRequestAndRefusesTheNext) {
+  model::FakeOptions options = Rig::roomy();
+  options.facts.lanes = 1;
+  options.failure = 1.0;
+  options.failure_kind = ErrorKind::lost;
+  std::vector<Error> told;
+  engine::Config config;
+  config.on_lost = [&](const Error& error) { told.push_back(error); };
+  Rig rig(options, config);
+  const Seen& running = rig.post(rig.request(counting(10), 5));
+  const Seen& waiting = rig.post(rig.request(counting(12), 5));
+  rig.run();
+  for (const Seen* seen : {&running, &waiting}) {
+    ASSERT_EQ(seen->failed.size(), 1u);
+    EXPECT_EQ(seen->failed.front().error.kind, ErrorKind::lost);
+  }
+  EXPECT_EQ(told.size(), 1u);
+  const Seen& late = rig.ask(counting(10), 5);
+  ASSERT_EQ(late.failed.size(), 1u);
+  EXPECT_EQ(late.failed.front().error.kind, ErrorKind::lost);
+  EXPECT_EQ(rig.engine->counters().failed_steps, 1u) << "nothing was tried again";
+  rig.engine->audit();
+}
+
 TEST(Engine, DeadlinesEndWaitingAndRunningRequests) {
   model::FakeOptions options = Rig::roomy();
   options.facts.lanes = 1;

@@ -32,6 +32,7 @@ void Engine::submit(link::Submit submit) {
     return refuse(
         submit, {ErrorKind::invalid, fmt::format("a request with id {} is running: choose another", submit.id), "id"});
   }
+  if (lost_) return refuse(submit, *lost_);
   if (closed_) return refuse(submit, {ErrorKind::overloaded, "the server is shutting down", ""});
   if (queued() >= limits_.max_queued) {
     return refuse(submit,

@@ -35,6 +35,7 @@ struct Request {
   std::vector<model::PageId> pages;  // hold tokens[0, committed) and room for what is to come
   std::vector<Save> saves;           // ascending, all > committed and <= prefill_end()
   Acceptance acceptance;             // of this request alone
+  TimePoint first_chosen;
 
   int chosen() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
   int budget() const { return reply_limit - chosen(); }

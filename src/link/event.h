@@ -32,6 +32,7 @@ struct Usage {
   int decode_steps = 0;     // draft-verify-accept-commit steps
   int drafted_tokens = 0;   // proposals verified
   int accepted_tokens = 0;  // proposals kept; acceptance a + 1 = (accepted + steps) / steps
+  double decode_ms = 0;     // from the first chosen token to the last, by the clock: all between two steps included
 };
 
 struct Finished {

@@ -208,7 +208,7 @@ tl::unexpected<Error> FakeModel::fail_step(const StepPlan& plan) {
   };
   for (const PrefillSlice& slice : plan.prefill) ruin(slice.lane, slice.position, slice.pages);
   for (const DecodeSlice& slice : plan.decode) ruin(slice.lane, slice.position, slice.pages);
-  return fail(ErrorKind::internal, "the fake device was told to fail this step");
+  return fail(options_.failure_kind, "the fake device was told to fail this step");
 }
 
 std::vector<Token> FakeModel::reply_alone(std::span<const Token> prompt, const LaneSetup& setup, int vocab_size,

@@ -15,6 +15,7 @@ struct FakeOptions {
   std::uint64_t seed = 0;      // of acceptance and failures; never of the tokens
   double acceptance = 0.7;     // chance that a proposal is right
   double failure = 0.0;        // chance that a step fails
+  ErrorKind failure_kind = ErrorKind::internal;
   FakeClock* clock = nullptr;  // advanced by the cost of a step
   double step_seconds = 0.010;
   double row_seconds = 0.001;

@@ -10,10 +10,27 @@ Status supported(const DeviceFacts& device) {
               device.name, device.compute_major, device.compute_minor);
 }
 
-Result<DeviceFacts> choose_device(int index) {
-  SPLASH_TRY(const std::vector<DeviceFacts> devices, find_devices());
-  if (index >= static_cast<int>(devices.size())) {
-    return fail(ErrorKind::not_found, "there is no CUDA device {}; this machine has {}", index, devices.size());
+Result<std::vector<DeviceFacts>> devices_of(DriverAnswer answer) {
+  if (answer.driver_version == 0) {
+    return fail(ErrorKind::not_found, "no NVIDIA driver on this machine (libcuda.so.1 was not found)");
+  }
+  if (answer.driver_version / 1000 < answer.runtime_version / 1000) {
+    return fail(ErrorKind::unsupported,
+                "the NVIDIA driver is too old: it speaks CUDA {}, this build needs {} or later; update the driver",
+                version_name(answer.driver_version), version_name(answer.runtime_version / 1000 * 1000));
+  }
+  if (answer.devices.empty()) {
+    return fail(ErrorKind::not_found, "the NVIDIA driver shows no device: {}",
+                answer.complaint.empty() ? "the list is empty" : answer.complaint);
+  }
+  return std::move(answer.devices);
+}
+
+Result<DeviceFacts> choose_from(const std::vector<DeviceFacts>& devices, int index) {
+  const int count = static_cast<int>(devices.size());
+  if (index >= count) {
+    return fail(ErrorKind::not_found, "there is no CUDA device {}: this machine has {}", index,
+                count == 1 ? "device 0 alone" : fmt::format("devices 0 to {}", count - 1));
   }
   if (index >= 0) {
     SPLASH_TRY_STATUS(supported(devices[static_cast<std::size_t>(index)]));

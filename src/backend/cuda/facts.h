@@ -33,8 +33,18 @@ Result<std::vector<DeviceFacts>> find_devices();
 // Whether this build has code for the device; the error names both architectures.
 Status supported(const DeviceFacts& device);
 
-// The device of that index, or the first supported one for -1.
+// The device of that index, or the first supported one for -1. An index that is not there gets the range.
 Result<DeviceFacts> choose_device(int index);
+Result<DeviceFacts> choose_from(const std::vector<DeviceFacts>& devices, int index);
+
+// What a driver answers, and what find_devices() makes of it.
+struct DriverAnswer {
+  int driver_version = 0;   // 0: there is no driver
+  int runtime_version = 0;  // of this binary
+  std::string complaint;    // why it shows no device
+  std::vector<DeviceFacts> devices;
+};
+Result<std::vector<DeviceFacts>> devices_of(DriverAnswer answer);
 
 // What is free now. Opens the device, which costs a moment and some of its memory.
 Status read_memory(DeviceFacts& device);

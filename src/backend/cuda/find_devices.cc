@@ -28,25 +28,22 @@ Result<DeviceFacts> read_device(int index, int driver_version) {
 bool in_this_build() { return true; }
 
 Result<std::vector<DeviceFacts>> find_devices() {
-  int driver_version = 0, runtime_version = 0, count = 0;
-  cudaRuntimeGetVersion(&runtime_version);
-  if (cudaDriverGetVersion(&driver_version) != cudaSuccess || driver_version == 0) {
-    return fail(ErrorKind::not_found, "no NVIDIA driver on this machine (libcuda.so.1 was not found)");
+  DriverAnswer answer;
+  cudaRuntimeGetVersion(&answer.runtime_version);
+  if (cudaDriverGetVersion(&answer.driver_version) != cudaSuccess) answer.driver_version = 0;
+  int count = 0;
+  const cudaError_t error = answer.driver_version > 0 ? cudaGetDeviceCount(&count) : cudaSuccess;
+  if (error != cudaSuccess) answer.complaint = cudaGetErrorString(error);
+  for (int index = 0; error == cudaSuccess && index < count; ++index) {
+    SPLASH_TRY(DeviceFacts facts, read_device(index, answer.driver_version));
+    answer.devices.push_back(std::move(facts));
   }
-  if (driver_version / 1000 < runtime_version / 1000) {
-    return fail(ErrorKind::unsupported, "the NVIDIA driver is too old: it speaks CUDA {}, this build needs {} or later",
-                version_name(driver_version), version_name(runtime_version / 1000 * 1000));
-  }
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    return fail(ErrorKind::not_found, "the NVIDIA driver shows no device: {}",
-                error == cudaSuccess ? "the list is empty" : cudaGetErrorString(error));
-  }
-  std::vector<DeviceFacts> devices;
-  for (int index = 0; index < count; ++index) {
-    SPLASH_TRY(DeviceFacts facts, read_device(index, driver_version));
-    devices.push_back(std::move(facts));
-  }
-  return devices;
+  return devices_of(std::move(answer));
+}
+
+Result<DeviceFacts> choose_device(int index) {
+  SPLASH_TRY(const std::vector<DeviceFacts> devices, find_devices());
+  return choose_from(devices, index);
 }
 
 Status read_memory(DeviceFacts& device) {
