@@ -114,6 +114,23 @@ TEST(Tokenizer, NormalisesToComposedForm) {
   EXPECT_EQ(encode(*tokenizer, "e\xCC\x81"), encode(*tokenizer, "é"));
 }
 
+// Long texts are remembered: at their second turn, in whatever company, they have the ids of the first.
+TEST(Tokenizer, ATextHasTheSameIdsAtEveryTurn) {
+  const auto tokenizer = test::synthetic_tokenizer();
+  std::string history;
+  for (int i = 0; i < 400; ++i) history += "word " + std::to_string(i * 37) + (i % 5 ? " " : "\n");
+  const std::vector<Token> first = encode(*tokenizer, history);
+  EXPECT_EQ(encode(*tokenizer, history), first);
+  const std::string control(test::control_tokens[0]);
+  const std::vector<Segment> turn{{control, true}, {history, false}, {control, true}, {history + "x", false}};
+  std::vector<Token> want = encode(*tokenizer, control, true);
+  want.insert(want.end(), first.begin(), first.end());
+  for (const Token token : encode(*tokenizer, control, true)) want.push_back(token);
+  for (const Token token : encode(*test::synthetic_tokenizer(), history + "x")) want.push_back(token);
+  EXPECT_EQ(tokenizer->encode(turn), want);
+  EXPECT_EQ(tokenizer->encode(turn), want);
+}
+
 TEST(Tokenizer, UserTextNeverBecomesAControlToken) {
   const auto tokenizer = test::synthetic_tokenizer();
   for (const std::string_view control : test::control_tokens) {

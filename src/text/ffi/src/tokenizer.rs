@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex};
 
 use tokenizers::tokenizer::{Model, Normalizer, NormalizerWrapper, PreTokenizer};
 use tokenizers::{NormalizedString, OffsetReferential, OffsetType, PreTokenizedString};
@@ -22,6 +23,44 @@ pub struct Word {
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     char_of_byte: [char; 256],
+    known: Mutex<Known>,
+}
+
+/// Ids of texts that were encoded before. A conversation comes back whole at every turn, and between two control tokens a
+/// text's ids depend on nothing but the text: only what is new has to be encoded (1.5 to 2.5 MB/s, so 60 ms and more for
+/// 32K tokens). Two generations: when the younger is full it becomes the older, whose texts are forgotten unless asked for.
+#[derive(Default)]
+struct Known {
+    young: HashMap<String, Arc<[u32]>>,
+    old: HashMap<String, Arc<[u32]>>,
+    young_bytes: usize,
+}
+
+impl Known {
+    const SHORTEST: usize = 256; // bytes; encoding less is as quick as looking it up
+    const GENERATION: usize = 16 << 20; // bytes of text and ids
+
+    fn find(&mut self, text: &str) -> Option<Arc<[u32]>> {
+        if let Some(ids) = self.young.get(text) {
+            return Some(ids.clone());
+        }
+        let (text, ids) = self.old.remove_entry(text)?;
+        self.add(text, ids.clone());
+        Some(ids)
+    }
+
+    fn add(&mut self, text: String, ids: Arc<[u32]>) {
+        let bytes = text.len() + 4 * ids.len();
+        if bytes > Self::GENERATION {
+            return;
+        }
+        if self.young_bytes + bytes > Self::GENERATION {
+            self.old = std::mem::take(&mut self.young);
+            self.young_bytes = 0;
+        }
+        self.young_bytes += bytes;
+        self.young.insert(text, ids);
+    }
 }
 
 /// GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards.
@@ -48,7 +87,7 @@ impl Tokenizer {
     pub fn from_json(json: &[u8]) -> Result<Self, Fault> {
         let text = std::str::from_utf8(json).map_err(|error| Fault::Input(format!("not UTF-8: {error}")))?;
         let inner = tokenizers::Tokenizer::from_str(text).map_err(|error| Fault::Input(error.to_string()))?;
-        let tokenizer = Tokenizer { inner, char_of_byte: byte_level_alphabet() };
+        let tokenizer = Tokenizer { inner, char_of_byte: byte_level_alphabet(), known: Mutex::default() };
         tokenizer.check()?;
         Ok(tokenizer)
     }
@@ -127,6 +166,22 @@ impl Tokenizer {
     }
 
     fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Fault> {
+        if text.len() < Known::SHORTEST {
+            return self.encode_anew(text, ids);
+        }
+        // A thread that panicked in here left at worst a text out.
+        let known = || self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(found) = known().find(text) {
+            ids.extend_from_slice(&found);
+            return Ok(());
+        }
+        let begin = ids.len();
+        self.encode_anew(text, ids)?;
+        known().add(text.to_owned(), ids[begin..].into());
+        Ok(())
+    }
+
+    fn encode_anew(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Fault> {
         if text.is_empty() {
             return Ok(());
         }
@@ -142,5 +197,39 @@ impl Tokenizer {
         let encoding = words.into_encoding(None, 0, OffsetType::None).map_err(fault)?;
         ids.extend_from_slice(encoding.get_ids());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(seed: u32) -> Arc<[u32]> {
+        vec![seed; 1000].into()
+    }
+
+    #[test]
+    fn what_was_encoded_is_known_until_two_generations_have_passed() {
+        let mut known = Known::default();
+        let long = |i: usize| format!("{i:08}").repeat(1 << 17); // a MiB, and 4 KB of ids
+        known.add(long(0), ids(0));
+        for i in 1..20 {
+            known.add(long(i), ids(i as u32));
+            assert_eq!(known.find(&long(0)), Some(ids(0)), "a text that is asked for stays");
+        }
+        assert_eq!(known.find(&long(19)), Some(ids(19)));
+        for i in 20..60 {
+            known.add(long(i), ids(i as u32));
+        }
+        assert_eq!(known.find(&long(0)), None);
+        let bytes: usize = known.young.iter().chain(&known.old).map(|(text, ids)| text.len() + 4 * ids.len()).sum();
+        assert!(bytes <= 2 * Known::GENERATION);
+    }
+
+    #[test]
+    fn a_text_larger_than_a_generation_is_not_kept() {
+        let mut known = Known::default();
+        known.add("x".repeat(Known::GENERATION + 1), ids(1));
+        assert!(known.young.is_empty());
     }
 }
