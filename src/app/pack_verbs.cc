@@ -37,7 +37,7 @@ struct PackArguments {
   std::string destination;
   std::string draft;
   std::string weights = "q4";
-  std::string geometry;
+  std::string geometry, tokenizer;
   int layers = 0;
   bool as_json = false;
 
@@ -211,6 +211,7 @@ Status run_verify(const PackArguments& arguments) {
 Status run_synth(const PackArguments& arguments) {
   SPLASH_TRY_STATUS(pack::synth_pack(arguments.destination, {.geometry = arguments.geometry,
                                                              .layers = arguments.layers,
+                                                             .tokenizer = arguments.tokenizer,
                                                              .show_progress = true,
                                                              .stop = StopSignals::take().flag()}));
   fmt::print("{} is ready: splash info {}\n", arguments.destination, arguments.destination);
@@ -257,6 +258,8 @@ void add_pack_verbs(CLI::App& app, int& exit_code) {
   command =
       add_verb(app, exit_code, "synth", "write a random pack of true shapes, for measuring speed", synth, run_synth);
   command->add_option("--geometry", synth->geometry, "27b, 9b, 4b, 2b or 0.8b")->required();
+  command->add_option("--tokenizer", synth->tokenizer, "folder with a tokenizer.json, to serve the pack with")
+      ->type_name("DIR");
   command->add_option("--layers", synth->layers, "only the first so many layers")->check(CLI::PositiveNumber);
   command->add_option("DST", synth->destination, "folder of the pack")->required();
 }

@@ -463,6 +463,11 @@ TEST(Synth, TinyPackOfTrueFormVerifies) {
   EXPECT_EQ(package->target(), named.target);
   EXPECT_EQ(*package->draft(), named.draft);
   EXPECT_FALSE(package->tokenizer_folder());
+  fs::create_directory(folder / "words");
+  expect_error(synth_pack(folder / "served", named, {.tokenizer = folder / "words"}), {"words", "tokenizer.json"});
+  write_file(folder / "words/tokenizer.json", "{}");
+  ASSERT_OK(synth_pack(folder / "served", named, {.tokenizer = folder / "words"}));
+  EXPECT_EQ(Package::open(folder / "served").value()->tokenizer_folder(), folder / "served/tokenizer");
 
   const Weight weight = package->weight(Component::target, "layers.0.mlp.gate_proj");
   double sum = 0, squares = 0;

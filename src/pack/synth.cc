@@ -10,6 +10,7 @@
 #include <memory>
 #include <numbers>
 
+#include "pack/checkpoint.h"
 #include "pack/content.h"
 #include "pack/sections.h"
 #include "pack/strips.h"
@@ -304,6 +305,13 @@ Status synth_pack(const std::filesystem::path& destination, const NamedGeometry&
   SynthContent synth;
   for (const SectionShape& shape : target_sections(named.target)) content.sections.push_back(synth.make(shape));
   for (const SectionShape& shape : draft_sections(named.draft)) content.sections.push_back(synth.make(shape));
+  if (!options.tokenizer.empty()) {
+    content.target_folder = options.tokenizer;
+    content.tokenizer_files = tokenizer_files(options.tokenizer);
+    if (content.tokenizer_files.empty()) {
+      return fail_parameter(ErrorKind::not_found, "tokenizer", "{} has no tokenizer.json", options.tokenizer.string());
+    }
+  }
   return write_pack(std::move(content), destination, {.show_progress = options.show_progress, .stop = options.stop});
 }
 

@@ -23,11 +23,12 @@ const std::vector<NamedGeometry>& named_geometries();
 struct SynthOptions {
   std::string geometry;  // one of the names above
   int layers = 0;        // 0: all
+  std::filesystem::path tokenizer;  // a folder with a tokenizer.json, to be served with; empty: none
   bool show_progress = false;
   const std::atomic<bool>* stop = nullptr;
 };
 
-// No tokenizer folder: score, draft and bench work without one.
+// Without a tokenizer score, draft and bench work; to serve takes one.
 Status synth_pack(const std::filesystem::path& destination, const SynthOptions& options);
 // The same for any shapes, for tests.
 Status synth_pack(const std::filesystem::path& destination, const NamedGeometry& named, const SynthOptions& options);
