@@ -52,11 +52,6 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
   m.norm_ = m.gain(g.hidden), m.head_norm_ = m.gain(256), m.draft_head_norm_ = m.gain(g.draft_dim);
   m.gdn_weights_ = {m.gain(gdn.channels() * 4), m.gain(g.value_heads), m.gain(g.value_heads), m.gain(128)};
   m.kept_ = m.memory<int>(lanes);
-  std::vector<int*> kept;
-  for (int lane = 0; lane < lanes; ++lane) kept.push_back(m.kept_ + lane);
-  auto* kept_table = m.memory<int*>(lanes);
-  if (kept_table) cudaMemcpy(kept_table, kept.data(), kept.size() * sizeof(int*), cudaMemcpyHostToDevice);
-  m.kept_table_ = kept_table;
   for (int l = 0; l < g.layers; ++l) {
     Layer layer;
     layer.recurrent = l % 4 != 3;
@@ -127,7 +122,8 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
   m.draft_tokens_ = m.memory<Token>(lanes * g.block), m.verify_tokens_ = m.memory<Token>(max_rows);
   m.block_tables_ = m.memory<ops::DraftBlockSegment>(std::size_t(g.draft_layers) * lanes);
   m.context_tables_ = m.memory<ops::DraftContextSegment>(std::size_t(g.draft_layers) * lanes);
-  m.results_ = m.memory<int>(lanes * (g.block + 1));
+  m.choices_ = m.memory<ops::LaneChoice>(lanes), m.laws_ = m.memory<ops::SlotLaw>(std::size_t(lanes) * g.block);
+  m.chosen_ = m.memory<ops::LaneChosen>(lanes);
   if (!m.failure_.empty()) return fail(ErrorKind::overloaded, "{}", m.failure_);
   SPLASH_TRY_STATUS(stream.synchronise());
   return model;
@@ -155,12 +151,15 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
   stream_.reset();
   segments_.clear();
   std::vector<ops::SegmentEntry> entries;
+  std::vector<ops::LaneChoice> choices;
   for (int lane = 0; lane < lanes; ++lane) {
+    choices.push_back({.position = position_, .rows = std::min(rows, link::max_block), .budget = rows, .lane = lane});
     segments_.push_back({lane, lane * rows, rows, position_, {}});
     entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0,
                        pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
   }
   cudaMemcpy(entries_, entries.data(), entries.size() * sizeof(entries[0]), cudaMemcpyHostToDevice);
+  cudaMemcpy(choices_, choices.data(), choices.size() * sizeof(choices[0]), cudaMemcpyHostToDevice);
   stream_.bind(segments_.data(), entries_);
   stream_.bind(token_names_.data(), draft_tokens_);
   stream_.bind(token_names_.data() + max_rows, verify_tokens_);
@@ -306,9 +305,15 @@ void SyntheticModel::draft_pass(int lanes) {
                    "slots");
     }
   }
-  ops::GreedyWalk walk{selector_, candidates, values,        lanes > 1 ? dense : projections.slice_rows(1, slots),
-                       lanes,     slots,      verify_tokens_};
-  ops::selector_walk_greedy(stream_, walk);
+  ops::selector_walk(stream_, {.weights = selector_,
+                               .candidates = candidates,
+                               .values = values,
+                               .projections = lanes > 1 ? dense : projections.slice_rows(1, slots),
+                               .lanes = lanes,
+                               .slots = slots,
+                               .choices = choices_,
+                               .tokens = verify_tokens_,
+                               .laws = laws_});
 }
 
 void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> features) {
@@ -334,9 +339,11 @@ void SyntheticModel::step(int lanes, int width) {
   ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
   forward(x, normed, lanes, features);
   ops::linear(stream_, normed, head_, logits);
-  const MatrixView<Token> chosen{stream_.allocate<Token>(rows), rows, 1};
-  ops::top_k(stream_, logits, std::min(248000, g_.vocabulary), chosen, stream_.matrix(rows, 1));
-  ops::accept_greedy(stream_, {chosen, lanes, width - 1, verify_tokens_, kept_table_, nullptr, results_});
+  ops::StepAcceptance acceptance{
+      .logits = logits, .limit = std::min(248000, g_.vocabulary), .lanes = lanes, .width = width};
+  acceptance.choices = choices_, acceptance.tokens = verify_tokens_, acceptance.laws = laws_;
+  acceptance.chosen = chosen_, acceptance.kept = kept_;
+  ops::accept(stream_, acceptance);
   if (width > 1) commit_draft(lanes, width, features);
 }
 

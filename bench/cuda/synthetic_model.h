@@ -12,7 +12,7 @@
 #include "ops/gdn/gdn_cuda.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/norm/norm_cuda.h"
-#include "ops/sampling/sampling_cuda.h"
+#include "ops/sampling/law_cuda.h"
 #include "ops/swiglu/swiglu_cuda.h"
 
 namespace splash::bench {
@@ -60,7 +60,6 @@ class SyntheticModel {
   void gdn_layer(int layer, int lanes, int rows);
   void attention_layer(int layer, int lanes, int rows);
   void draft_attention_layer(int layer, int lanes);
-  const int* results() const { return results_; }
   const int* kept() const { return kept_; }
   int context() const { return context_; }
   std::int64_t page_layer_bytes() const { return pool_.geometry.layer_bytes(); }
@@ -99,7 +98,6 @@ class SyntheticModel {
   std::vector<std::vector<ops::GdnLane>> gdn_lanes_;  // [layer][lane]
   std::vector<const ops::GdnLane*> gdn_lane_tables_;  // device, per layer
   int* kept_ = nullptr;
-  int* const* kept_table_ = nullptr;
   ops::KvPool pool_;
   std::vector<std::vector<ops::DraftRing>> rings_;  // [draft layer][lane]
   const ops::PageId* pages_ = nullptr;
@@ -114,7 +112,9 @@ class SyntheticModel {
   std::vector<Token> token_names_ = std::vector<Token>(2 * max_rows);  // host stand-ins for bind(): draft, verify
   ops::DraftBlockSegment* block_tables_ = nullptr;                     // [draft layer][lane]
   ops::DraftContextSegment* context_tables_ = nullptr;                 // [draft layer][lane]
-  int* results_ = nullptr;
+  ops::LaneChoice* choices_ = nullptr;                                 // [lanes]: greedy
+  ops::SlotLaw* laws_ = nullptr;                                       // [lanes][block]
+  ops::LaneChosen* chosen_ = nullptr;                                  // [lanes]
 };
 
 }  // namespace splash::bench

@@ -45,6 +45,7 @@ class Bare {
   static Result<Bare> open(const BenchOptions& options, std::shared_ptr<const pack::Package> package, int positions) {
     SPLASH_TRY(const models::BackendChoice chosen, chosen_backend(options.model, *package));
     Bare out;
+    out.use_draft_ = !options.model.plain;
     out.pages_per_lane_ = (positions + link::page_tokens - 1) / link::page_tokens;
     models::OpenOptions open;
     open.backend = chosen.backend;
@@ -68,7 +69,7 @@ class Bare {
 
   // Empties a lane and reads `length` random tokens into it.
   Status prefill(int lane, int length) {
-    model_->start_lane(lane, {.sampling = {.temperature = 0.0f}});
+    model_->start_lane(lane, {.sampling = {.temperature = 0.0f}, .use_draft = use_draft_});
     std::vector<Token> tokens(length);
     for (int i = 0; i < length; ++i)
       tokens[i] = static_cast<Token>(uniform(7 + lane, i, Purpose::test) * model_->facts().vocab_size);
@@ -112,6 +113,7 @@ class Bare {
   std::unique_ptr<model::Model> model_;
   std::vector<Lane> lanes_;
   int pages_per_lane_ = 0;
+  bool use_draft_ = true;
 };
 
 struct Machine {

@@ -1,22 +1,13 @@
 #include "base/thread_pool.h"
 
 #include "base/check.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "base/pause.h"
 
 namespace splash {
 
 namespace {
 // About 50 us of spinning on current x86 cores; longer waits sleep.
 constexpr int spin_rounds = 2000;
-
-inline void pause_cpu() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : threads_(threads) {

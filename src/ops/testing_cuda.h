@@ -42,6 +42,7 @@ class Memory {
   T* copy(const T* values, std::size_t count) {
     T* data = empty<T>(count);
     check(cudaMemcpy(data, values, count * sizeof(T), cudaMemcpyHostToDevice));
+    settle();
     return data;
   }
   template <class T>
@@ -55,6 +56,7 @@ class Memory {
     if (!buffer) ADD_FAILURE() << buffer.error().message;
     buffers_.push_back(std::move(*buffer));
     check(cudaMemset(buffers_.back().data(), 0xff, count * sizeof(T) + 256));
+    settle();
     return buffers_.back().as<T>();
   }
   MatrixView<float> matrix(const std::vector<float>& values, int rows, int cols) { return {copy(values), rows, cols}; }
@@ -65,6 +67,9 @@ class Memory {
   }
   std::span<const float> vector(const std::vector<float>& values) { return {copy(values), values.size()}; }
 
+  // Copies out of plain memory and fills return before they are done, and the tests' stream waits for no other: on a GPU that others
+  // use too, kernels would overtake them.
+  static void settle() { check(cudaStreamSynchronize(nullptr)); }
   static void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 
  private:

@@ -17,6 +17,7 @@
 #include "models/registry.h"
 #include "pack/package.h"
 #include "support/agreement.h"
+#include "support/questions.h"
 #include "text/assets.h"
 
 namespace splash {
@@ -30,25 +31,6 @@ constexpr int parts = 4;  // of the greedy test, so that several processes share
 std::filesystem::path source_folder() {
   const char* source = std::getenv("SPLASH_SOURCE");
   return source ? source : ".";
-}
-
-// Questions of the kinds the model was trained for and of kinds it was not; no two are equal.
-std::string question(int index) {
-  static const char* const forms[] = {
-      "What is {} plus {}?",
-      "Write a short poem about number {} and number {}.",
-      "My name is Tester{} and I am {} years old. What is my name?",
-      "Sort these numbers: {}, 17, {}, 3.",
-      "Hello! This is message {} of {}. How are you?",
-      "Explain what a local inference engine does, in {} words or {} lines.",
-      "Return a JSON object with keys id={} and size={}.",
-      "def f{}(x):\n    return x * {}\n\nWhat does this function do?",
-      "Reverse the word 'splash{}x{}'.",
-      "Le café numéro {} coûte {} euros. 你好! 😀",
-  };
-  std::string text = forms[index % std::size(forms)];
-  for (int value : {index, 1000 - index}) text.replace(text.find("{}"), 2, std::to_string(value));
-  return text;
 }
 
 // What the model is made for: one in nine of the held-out prompts of train/eval, their kinds mixed.
@@ -100,7 +82,7 @@ class Builtin : public testing::TestWithParam<int> {
       prompts.push_back(std::move(*prompt));
     };
     for (int i = 0; i < prompt_count; ++i) {
-      add({.messages = {{.role = chat::Role::user, .content = question(i)}}}, questions());
+      add({.messages = {{.role = chat::Role::user, .content = test::question(i)}}}, questions());
     }
     for (const chat::Conversation& conversation : conversations()) add(conversation, tasks());
     ASSERT_GT(tasks().size(), 80u);

@@ -5,14 +5,17 @@
 // one piece, equality is demanded; with eight lanes of eight rows, and where the cache cuts a prompt elsewhere, it is
 // counted.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "backend/cuda/facts.h"
+#include "backend/cuda/twin.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "cache/plan.h"
@@ -20,6 +23,7 @@
 #include "engine/engine.h"
 #include "models/registry.h"
 #include "pack/package.h"
+#include "support/questions.h"
 #include "text/assets.h"
 
 namespace splash {
@@ -33,26 +37,18 @@ int number_from(const char* name, int otherwise) {
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
-std::string question(int index) {
-  static const char* const forms[] = {
-      "What is {} plus {}?",
-      "Write a short poem about number {} and number {}.",
-      "My name is Tester{} and I am {} years old. What is my name?",
-      "Sort these numbers: {}, 17, {}, 3.",
-      "Hello! This is message {} of {}. How are you?",
-      "Explain what a local inference engine does, in {} words or {} lines.",
-      "Return a JSON object with keys id={} and size={}.",
-      "def f{}(x):\n    return x * {}\n\nWhat does this function do?",
-  };
-  std::string text = forms[index % std::size(forms)];
-  for (int value : {index, 1000 - index}) text.replace(text.find("{}"), 2, std::to_string(value));
-  return text;
-}
-
 struct Reply {
   std::vector<Token> tokens;
   link::Usage usage;
 };
+
+// What this process holds of the host's memory.
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t pages = 0, resident = 0;
+  file >> pages >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
 
 double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -76,7 +72,7 @@ class BuiltinCuda : public testing::Test {
     const chat::PromptBuilder builder(assets->tokenizer, assets->chat_template);
     for (int i = 0; i < prompt_count; ++i) {
       chat::Conversation conversation;
-      conversation.messages.push_back({.role = chat::Role::user, .content = question(i)});
+      conversation.messages.push_back({.role = chat::Role::user, .content = test::question(i)});
       auto prompt = builder.build(conversation);
       ASSERT_TRUE(prompt.has_value()) << prompt.error().message;
       prompts().push_back(std::move(*prompt));
@@ -272,11 +268,13 @@ TEST_F(BuiltinCuda, Soak) {
   std::int64_t tokens = 0;
   link::RequestId next = 1;
   std::vector<link::RequestId> running;
+  std::int64_t resident_before = 0;
   const auto begun = std::chrono::steady_clock::now();
   bool measured = false;
   while (seconds_since(begun) < seconds || live > 0) {
     if (!measured && seconds_since(begun) > seconds * 0.5) {
       ASSERT_TRUE(cuda::read_memory(before));  // every shape has been recorded by now
+      resident_before = resident_bytes();
       measured = true;
     }
     while (live < 12 && seconds_since(begun) < seconds) {
@@ -322,11 +320,47 @@ TEST_F(BuiltinCuda, Soak) {
   m->engine->audit();
   ASSERT_TRUE(cuda::read_memory(after));
   std::printf(
-      "soak: %.1f s, %d finished, %d cancelled, %lld tokens, %.0f tok/s, device memory free %lld then %lld MiB\n",
+      "soak: %.1f s, %d finished, %d cancelled, %lld tokens, %.0f tok/s, device memory free %lld then %lld MiB, host memory "
+      "%lld then %lld MiB\n",
       seconds_since(begun), finished, cancelled, static_cast<long long>(tokens),
       static_cast<double>(tokens) / seconds_since(begun), static_cast<long long>(before.free_bytes >> 20),
-      static_cast<long long>(after.free_bytes >> 20));
+      static_cast<long long>(after.free_bytes >> 20), static_cast<long long>(resident_before >> 20),
+      static_cast<long long>(resident_bytes() >> 20));
   EXPECT_GT(finished, 10);
+  EXPECT_LT(resident_bytes(), resident_before + (32 << 20)) << "host memory grows with the requests";
+}
+
+// A fault that no later call survives, in mid-service: every request is told, the next one too. After it this process has
+// no GPU, so this test is the last.
+using BuiltinCudaFault = BuiltinCuda;
+TEST_F(BuiltinCudaFault, ALostDeviceIsToldToEveryRequest) {
+  const auto m = machine(models::Backend::cuda, 2, true, 0);
+  std::vector<Error> told;
+  int finished = 0;
+  const auto ask = [&](int i) {
+    link::Submit submit{.id = static_cast<link::RequestId>(i + 1), .prompt = prompts()[i].tokens, .max_tokens = 400};
+    submit.sampling.temperature = 0;
+    submit.sink = [&](link::Event event) {
+      if (auto* failed = std::get_if<link::Failed>(&event)) told.push_back(failed->error);
+      finished += std::holds_alternative<link::Finished>(event);
+    };
+    m->engine->post(std::move(submit));
+  };
+  for (int i = 0; i < 6; ++i) ask(i);  // two run, four wait
+  for (int i = 0; i < 20; ++i) m->engine->tick(m->clock.now());
+  auto other = cuda::Stream::open(*cuda::choose_device(-1), 1 << 20);
+  ASSERT_TRUE(other.has_value()) << other.error().message;
+  cuda::fetch_bytes(**other, reinterpret_cast<const void*>(4096), (*other)->allocate<std::byte>(16), 16);  // nobody's address
+  const auto begun = std::chrono::steady_clock::now();
+  while (m->engine->tick(m->clock.now())) ASSERT_LT(seconds_since(begun), 20);
+  EXPECT_EQ(finished + std::ssize(told), 6);
+  EXPECT_GE(told.size(), 4u) << "those that waited at least";
+  ask(6);
+  m->engine->tick(m->clock.now());
+  for (const Error& error : told) EXPECT_EQ(error.kind, ErrorKind::lost) << error.message;
+  ASSERT_FALSE(told.empty());
+  std::printf("lost device: %d finished, %zu told: %s\n", finished, told.size(), told.back().message.c_str());
+  EXPECT_EQ(finished + std::ssize(told), 7);
 }
 
 }  // namespace

@@ -81,6 +81,9 @@ __device__ __forceinline__ void store_volatile(uint4* to, uint4 value) {
                "r"(value.w)
                : "memory");
 }
+__device__ __forceinline__ void store_volatile(uint2* to, uint2 value) {
+  asm volatile("st.volatile.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value.x), "r"(value.y) : "memory");
+}
 
 // -- matrix units ---------------------------------------------------------------------------------------------------
 // Fragments (g = lane / 4, t = lane % 4): a0 row g, a1 row g + 8 with k 2t, 2t+1; a2, a3 the same with k + 8; b0 k 2t,
@@ -144,6 +147,16 @@ __device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, 
   std::uint32_t peer;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(peer), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, unsigned long long value) {
+  std::uint32_t peer;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(peer), "l"(value) : "memory");
+}
+__device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, int value) {
+  std::uint32_t peer;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(peer), "r"(value) : "memory");
 }
 
 }  // namespace splash::cuda

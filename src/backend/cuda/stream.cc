@@ -165,8 +165,23 @@ Status Stream::synchronise() {
   if (error_ == cudaSuccess) return {};
   const cudaError_t error = error_;
   error_ = cudaSuccess;
+  // A fault that stays takes every later call with it.
+  const cudaError_t now = cudaStreamQuery(stream_);
+  if (now != cudaSuccess && now != cudaErrorNotReady) {
+    return fail(ErrorKind::lost,
+                "the GPU has stopped answering ({} in {}): start the server again; nvidia-smi and dmesg tell more, "
+                "--backend cpu serves without it",
+                cudaGetErrorName(error), error_site_);
+  }
   return fail(ErrorKind::internal, "CUDA failed in {}: {} ({})", error_site_, cudaGetErrorString(error),
               cudaGetErrorName(error));
+}
+
+bool Stream::running() {
+  const cudaError_t state = cudaStreamQuery(stream_);
+  if (state == cudaErrorNotReady) return true;
+  note(state, "step");
+  return false;
 }
 
 void Stream::after_launch(const char* kernel) {

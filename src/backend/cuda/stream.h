@@ -13,6 +13,7 @@
 #include "backend/cuda/memory.h"
 #include "backend/cuda/panel.h"
 #include "base/matrix.h"
+#include "base/pause.h"
 #include "base/result.h"
 
 namespace splash::cuda {
@@ -105,10 +106,28 @@ class Stream {
   // The first error of any call or kernel since the last synchronise; ops report theirs with note().
   void note(cudaError_t error, const char* what);
   Status synchronise();
+  // Waits until `arrived()` holds, for what kernels write into pinned memory before the stream is done. An error of the
+  // stream, or its end without an arrival, ends the wait.
+  template <class Arrived>
+  Status wait_until(Arrived&& arrived) {
+    for (int look = 1; !arrived(); ++look) {
+      if (look % looks_per_query == 0 && !running()) {
+        if (arrived()) break;
+        note(cudaErrorUnknown, "a step without results");
+        return synchronise();
+      }
+      pause_cpu();
+    }
+    return error_ == cudaSuccess ? Status{} : synchronise();
+  }
   // With SPLASH_CUDA_EACH set, every launch is followed by a synchronise that names the kernel at fault.
   void after_launch(const char* kernel);
 
  private:
+  // A look at pinned memory costs nanoseconds, asking the driver about a microsecond.
+  static constexpr int looks_per_query = 512;
+  bool running();
+
   Stream() = default;
   std::byte* scratch(std::size_t bytes);
   const std::byte* upload_bytes(const void* values, std::size_t bytes);

@@ -17,6 +17,13 @@ struct TwinTable {
   std::size_t count = 0;
 };
 
+// `to` becomes `from`: by a kernel, because a copy node of a recorded step would wait for the kernel before it to end
+// before it starts, and the kernel behind it likewise. Columns and strides are multiples of four.
+void copy(Stream& stream, MatrixView<const float> from, MatrixView<float> to);
+
+// Copies `bytes`, a multiple of 16, from pinned host memory (twin.cu).
+void fetch_bytes(Stream& stream, const void* host, void* device, std::size_t bytes);
+
 class Twin {
  public:
   static Result<Twin> allocate(std::size_t bytes) {
@@ -40,6 +47,9 @@ class Twin {
     stream.note(cudaMemcpyAsync(device_.data(), host_.data(), used_, cudaMemcpyHostToDevice, stream.native()),
                 "tables");
   }
+  // The same by a kernel of the stream, which reads the host's memory itself: part of a recording, and sooner there than
+  // a copy. For a few KB.
+  void fetch(Stream& stream) const { fetch_bytes(stream, host_.data(), device_.data(), used_); }
   std::size_t bytes() const { return host_.bytes(); }
 
  private:

@@ -1,6 +1,5 @@
 #include "ops/draft/draft_cuda.h"
 
-#include "ops/sampling/sampling_cuda.h"
 #include "ops/testing_cuda.h"
 
 namespace splash::ops {
@@ -94,58 +93,6 @@ TEST(DraftCuda, TopK) {
     expect_same("tokens", download(got.data, rows * k), tokens);
     for (float& value : values) value += 0.0f;  // -0 counts as 0
     expect_same("values", download(got_values), values);
-  }
-}
-
-TEST(DraftCuda, WalkAndAccept) {
-  Numbers numbers(59);
-  Memory memory;
-  stream().reset();
-  const int lanes = 3, slots = 7, k = 16, rank = 64, vocabulary = 200;
-  const std::vector<float> a = numbers.normals(vocabulary * rank), b = numbers.normals(vocabulary * rank),
-                           g = numbers.normals(lanes * slots * rank), values = numbers.normals(lanes * slots * k);
-  std::vector<Token> candidates, anchors = {5, 17, 60}, tokens(lanes * (slots + 1), -1);
-  for (int row = 0; row < lanes * slots; ++row) {
-    const int first = numbers.below(vocabulary - k);
-    for (int i = 0; i < k; ++i) candidates.push_back(first + i);
-  }
-  const pack::Table host_a{pack::Format::f32, vocabulary, rank, reinterpret_cast<const std::byte*>(a.data())},
-      host_b{pack::Format::f32, vocabulary, rank, reinterpret_cast<const std::byte*>(b.data())};
-  std::vector<Token> chosen, want, kept_want;
-  for (int lane = 0; lane < lanes; ++lane) {
-    std::vector<Proposal> proposals;
-    selector_walk({host_a, host_b}, {candidates.data() + lane * slots * k, slots, k},
-                  {values.data() + lane * slots * k, slots, k}, {g.data() + lane * slots * rank, slots, rank},
-                  anchors[lane], {.temperature = 0}, 0, proposals);
-    tokens[lane * (slots + 1)] = anchors[lane];
-    const int accepted = lane * 3 + 1;  // 1, 4, 7
-    want.push_back(anchors[lane]);
-    for (int j = 0; j < slots; ++j) want.push_back(proposals[j].token);
-    for (int j = 0; j <= slots; ++j)
-      chosen.push_back(j < accepted ? proposals[j].token : 199 - (j < slots ? proposals[j].token == 199 : 0));
-    kept_want.push_back(accepted + 1);
-  }
-  GreedyWalk walk;
-  walk.weights = {{pack::Format::f32, vocabulary, rank, reinterpret_cast<const std::byte*>(memory.copy(a))},
-                  {pack::Format::f32, vocabulary, rank, reinterpret_cast<const std::byte*>(memory.copy(b))}};
-  walk.candidates = {memory.copy(candidates), lanes * slots, k};
-  walk.values = memory.matrix(values, lanes * slots, k);
-  walk.projections = memory.matrix(g, lanes * slots, rank);
-  walk.lanes = lanes, walk.slots = slots, walk.tokens = memory.copy(tokens);
-  selector_walk_greedy(stream(), walk);
-  expect_same("walk", download(walk.tokens, want.size()), want);
-  int* kept = memory.empty<int>(lanes);
-  const std::vector<int*> pointers = {kept, kept + 1, kept + 2};
-  GreedyAcceptance acceptance{
-      {memory.copy(chosen), lanes * (slots + 1), 1}, lanes, slots, walk.tokens, memory.copy(pointers), nullptr,
-      memory.empty<int>(lanes * (slots + 2))};
-  accept_greedy(stream(), acceptance);
-  expect_same("kept", download(kept, lanes), kept_want);
-  const std::vector<int> results = download(acceptance.results, lanes * (slots + 2));
-  for (int lane = 0; lane < lanes; ++lane) {
-    const int accepted = kept_want[lane] - 1;
-    EXPECT_EQ(results[lane * (slots + 2)], kept_want[lane]);
-    EXPECT_EQ(results[lane * (slots + 2) + 1 + accepted], chosen[lane * (slots + 1) + accepted]);
   }
 }
 

@@ -3,6 +3,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/draft/draft_cuda.h"
+#include "ops/order_key.cuh"
 
 // Every warp finds the k largest of its own entries in registers, k rounds of "largest key, lowest id", without a block
 // barrier: 1024 entries of a row per warp first, then the warps' finds, then the last eight lists.
@@ -15,17 +16,6 @@ constexpr int threads = warps * 32;
 constexpr int per_lane = 32;  // entries of a lane in the first pass
 constexpr int per_warp = per_lane * 32;
 constexpr int most = 32;  // k
-
-// Floats as unsigned numbers in the same order; NaN ranks as -infinity, -0 as 0. Zero is below all of them: taken or
-// absent.
-__device__ __forceinline__ std::uint32_t key_of(float value) {
-  if (isnan(value)) value = -INFINITY;
-  const std::uint32_t bits = __float_as_uint(value + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float value_of(std::uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
 
 struct Found {
   std::uint32_t key;

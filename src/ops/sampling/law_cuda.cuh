@@ -5,6 +5,7 @@
 
 #include "backend/cuda/lines.cuh"
 #include "base/rng.h"
+#include "ops/order_key.cuh"
 #include "ops/sampling/law_cuda.h"
 
 namespace splash::ops::law {
@@ -12,17 +13,6 @@ namespace splash::ops::law {
 using Weight = unsigned long long;
 constexpr Weight one = Weight{1} << 45;  // of the most probable token; 2^18 ids still fit 63 bits
 constexpr int most = most_candidates_cuda;
-
-// Floats as unsigned numbers in the same order; NaN ranks as -infinity.
-__device__ __forceinline__ std::uint32_t key_of(float value) {
-  if (isnan(value)) value = -INFINITY;
-  const std::uint32_t bits = __float_as_uint(value + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float value_of(std::uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
 
 // Relative probability: 1 for the top, 0 for NaN and -infinity.
 __device__ __forceinline__ float relative(float logit, float top, float temperature) {
@@ -88,14 +78,17 @@ __device__ inline void finish(const StepAcceptance& args, int lane_index, int ac
   const Token* tokens = args.tokens + lane_index * args.width;
   LaneChosen& out = args.chosen[lane_index];
   if (next < 0) next = choice.stop_count > 0 ? choice.stops[0] : 0;  // nothing is allowed: the reply ends
+  const auto write = [&](LaneChosen::Word& to, std::int32_t value) {
+    cuda::store_volatile(reinterpret_cast<uint2*>(&to), make_uint2(static_cast<unsigned>(value), choice.ticket));
+  };
   int count = 0;
   bool stopped = false;
   while (!stopped && count <= accepted && count < choice.budget) {
     const Token token = count < accepted ? tokens[count + 1] : next;
-    out.tokens[count++] = token;
+    write(out.tokens[count++], token);
     for (int i = 0; i < choice.stop_count; ++i) stopped = stopped || choice.stops[i] == token;
   }
-  out.count = count;
+  write(out.count, count);
   if (args.kept) args.kept[choice.lane] = count;
   for (int layer = 0; layer < args.context_layers; ++layer)
     args.contexts[layer * args.context_stride + lane_index].rows = count;

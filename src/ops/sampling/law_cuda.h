@@ -7,6 +7,9 @@
 // 248,320 ids).
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "backend/cuda/stream.h"
 #include "link/limits.h"
 #include "ops/draft/draft.h"
@@ -16,6 +19,8 @@ namespace splash::ops {
 
 inline constexpr int most_candidates_cuda =
     32;  // of a draft slot, and the largest top_k that needs no pass over the row
+
+inline constexpr int most_selector_rank_cuda = 256;
 
 // How one lane of a step chooses: written by the host before the step. Row j decides the token at position + 1 + j.
 struct LaneChoice {
@@ -29,13 +34,23 @@ struct LaneChoice {
   int lane = 0;
   int stop_count = 0;
   Token stops[link::max_stop_tokens] = {};
+  std::uint32_t ticket = 0;  // of the step: marks what the lane chose in it
 };
 
 // What a lane chose, cut after the first stop token and at the budget: count >= 1 tokens, the last one the next anchor.
+// It lies in pinned memory, where a host reads it while the step still runs: every word is written whole and carries the
+// step's ticket, so no word needs another one before it.
 struct LaneChosen {
-  int count = 0;
-  Token tokens[link::max_block] = {};
+  struct alignas(8) Word {
+    std::int32_t value = 0;
+    std::uint32_t ticket = 0;
+  };
+  Word count;
+  Word tokens[link::max_block];
 };
+// The tokens of the step with that ticket; nothing while they are under way. A count out of range gives the words that
+// there are room for.
+std::optional<std::vector<Token>> arrived(const LaneChosen& chosen, std::uint32_t ticket);
 
 // The law a proposal was drawn from: ids and integer weights. A point mass has all its weight on the token.
 struct SlotLaw {
@@ -54,7 +69,7 @@ struct Walk {
   int lanes = 0, slots = 0;
   const LaneChoice* choices = nullptr;  // [lanes]
   Token* tokens = nullptr;              // [lanes][slots + 1]; column 0 holds the anchor on entry
-  SlotLaw* laws = nullptr;              // [lanes * slots]
+  SlotLaw* laws = nullptr;              // [lanes * slots], of the lanes that sample
   float* scores = nullptr;              // [lanes * slots, K] along the path, or null
 };
 void selector_walk(cuda::Stream& stream, const Walk& walk);
@@ -80,9 +95,9 @@ struct StepAcceptance {
   const LaneChoice* choices = nullptr;
   const Token* tokens = nullptr;  // [lanes][width]: anchor, proposals
   const SlotLaw* laws = nullptr;  // [lanes * (width - 1)]; null where width is 1
-  LaneChosen* chosen = nullptr;   // [lanes]
-  int* kept = nullptr;            // by lane number: becomes chosen.count. null: a prefill's choice keeps nothing
-  // The rows that become draft context: contexts[layer * stride + lane of the step].rows becomes chosen.count.
+  LaneChosen* chosen = nullptr;   // [lanes], pinned host memory or the device's
+  int* kept = nullptr;            // by lane number: becomes the count. null: a prefill's choice keeps nothing
+  // The rows that become draft context: contexts[layer * stride + lane of the step].rows becomes the count.
   DraftContextSegment* contexts = nullptr;
   int context_layers = 0, context_stride = 0;
 };

@@ -52,7 +52,8 @@ class CudaModel final : public model::Model {
   struct Shape {
     int lanes = 0, width = 0;
     ops::LawKind kind = ops::LawKind::greedy;
-    bool cut = false;  // in three parts, for grammars
+    bool cut = false;       // in three parts, for grammars
+    bool drafting = false;  // some lane has a draft, whose context grows with the step
     auto operator<=>(const Shape&) const = default;
   };
   struct Recorded {
@@ -76,6 +77,8 @@ class CudaModel final : public model::Model {
 
   // step.cc
   Shape write_decode(std::span<const model::DecodeSlice> slices);
+  Result<model::StepResult> collect(const model::StepPlan& plan);
+  Result<std::vector<Token>> await(const ops::LaneChosen& chosen, int lane, int most);
   void write_prefill(std::span<const model::PrefillSlice> slices);
   Status run_decode(std::span<const model::DecodeSlice> slices, const Shape& shape);
   void run_prefill(std::span<const model::PrefillSlice> slices);
@@ -89,7 +92,10 @@ class CudaModel final : public model::Model {
     MatrixView<float> features;             // what the draft reads: [rows, taps * H]
     std::vector<MatrixView<float>> hidden;  // if asked for: the residual after the embedding and after each layer
   };
-  Pass run_rows(const Rows& rows, const PassTables& tables, bool with_hidden = false);
+  struct Wanted {
+    bool features = false, hidden = false;
+  };
+  Pass run_rows(const Rows& rows, const PassTables& tables, Wanted wanted);
   void pad_prefill(Rows& rows) const;
   void set_choice(ops::LaneChoice& choice, int lane, int position, int rows, int budget) const;
   void bring_to_rest(int lane);
@@ -100,6 +106,7 @@ class CudaModel final : public model::Model {
   CudaWeights weights_;
   std::unique_ptr<CudaState> state_;
   StepTables tables_;
+  std::uint32_t ticket_ = 0;  // of the step under way: its results carry it
   bool four_bit_ = false;
   std::map<Shape, Recorded> recordings_;
   cudaEvent_t drafted_ = nullptr;

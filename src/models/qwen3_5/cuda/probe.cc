@@ -36,13 +36,13 @@ Result<Scores> CudaModel::score(std::span<const Token> text, int chunk, bool wit
         text.subspan(begin, std::min<std::size_t>(std::min(chunk, facts_.max_prefill_rows), text.size() - begin));
     const model::PrefillSlice slice{0, static_cast<int>(begin), part, pages, false};
     write_prefill({&slice, 1});
-    tables_.step.upload(*stream_);
+    tables_.of_prefill.upload(*stream_);
     stream_->reset();
     Rows rows;
     rows.add(0, slice.position, part, pages, ops::GdnMode::commit);
     const int count_rows = rows.count();
     pad_prefill(rows);
-    const Pass pass = run_rows(rows, tables_.prefill, with_hidden);
+    const Pass pass = run_rows(rows, tables_.prefill, {.hidden = with_hidden});
     const MatrixView<float> normed = stream_->matrix(count_rows, g.hidden_size);
     ops::rms_norm(*stream_, pass.x.slice_rows(0, count_rows), weights_.target.norm, g.rms_eps, normed);
     constexpr int at_once = link::max_lanes;  // rows of logits that scratch is sure to hold
@@ -80,7 +80,7 @@ Result<DraftReport> CudaModel::draft_report(std::span<const Token> text, int chu
   const model::DecodeSlice slice{0, position, text.back(), pages, 1, g.block_size};
   write_decode({&slice, 1});
   tables_.decode.choices.host[0].rows = g.block_size;  // the pages may end before the block does
-  tables_.step.upload(*stream_);
+  tables_.of_decode.upload(*stream_);
   stream_->reset();
   const dflash2::Block block{0, text.back(), position};
   const auto rows =

@@ -6,30 +6,25 @@
 #include "models/qwen3_5/cuda/model.h"
 
 namespace splash::models::qwen3_5 {
-namespace {
-
-// Columns [first, first + from.cols) of `to` become `from`.
-void copy_columns(cuda::Stream& stream, MatrixView<const float> from, MatrixView<float> to) {
-  stream.note(cudaMemcpy2DAsync(to.data, to.stride * sizeof(float), from.data, from.stride * sizeof(float),
-                                from.cols * sizeof(float), from.rows, cudaMemcpyDeviceToDevice, stream.native()),
-              "copy columns");
-}
-
-}  // namespace
 
 Result<model::StepResult> CudaModel::step(const model::StepPlan& plan) {
   SPLASH_TRY_STATUS(check_plan(plan, facts_, lengths_));
   const int prefilling = static_cast<int>(plan.prefill.size()), decoding = static_cast<int>(plan.decode.size());
   if (prefilling + decoding == 0) return model::StepResult{};
   stream_->make_current();
-  write_prefill(plan.prefill);
-  const Shape shape = decoding > 0 ? write_decode(plan.decode) : Shape{};
-  tables_.step.upload(*stream_);
-  if (prefilling > 0) run_prefill(plan.prefill);
-  if (decoding > 0) SPLASH_TRY_STATUS(run_decode(plan.decode, shape));
-  cuda::download(*stream_, tables_.chosen, 0, tables_.chosen.count);
-  SPLASH_TRY_STATUS(stream_->synchronise());
+  ++ticket_;
+  if (prefilling > 0) {
+    write_prefill(plan.prefill);
+    tables_.of_prefill.upload(*stream_);
+    run_prefill(plan.prefill);
+  }
+  if (decoding > 0) SPLASH_TRY_STATUS(run_decode(plan.decode, write_decode(plan.decode)));
+  return collect(plan);
+}
 
+// The results, as soon as they are there: what the recorded step still does then (the draft's context) runs beside
+// whatever the caller does next. Every table that the host writes has been read by then.
+Result<model::StepResult> CudaModel::collect(const model::StepPlan& plan) {
   model::StepResult result;
   int choosing = 0;
   for (const model::PrefillSlice& slice : plan.prefill) {
@@ -37,23 +32,31 @@ Result<model::StepResult> CudaModel::step(const model::StepPlan& plan) {
     lengths_[slice.lane] += rows;
     kept_[slice.lane] = 0;
     model::SliceResult& out = result.prefill.emplace_back(model::SliceResult{.lane = slice.lane, .committed = rows});
-    if (slice.choose) out.chosen.assign(1, tables_.chosen.host[choosing++].tokens[0]);
+    if (!slice.choose) continue;
+    SPLASH_TRY(out.chosen, await(tables_.prefill_chosen[choosing++], slice.lane, 1));
   }
-  for (int i = 0; i < decoding; ++i) {
-    const model::DecodeSlice& slice = plan.decode[i];
-    const ops::LaneChosen& chosen = tables_.chosen.host[facts_.lanes + i];
-    if (chosen.count < 1 || chosen.count > shape.width) {
-      return fail(ErrorKind::internal, "the device chose {} tokens for lane {}", chosen.count, slice.lane);
-    }
-    lengths_[slice.lane] += chosen.count;
-    kept_[slice.lane] = chosen.count;
-    result.decode.push_back({.lane = slice.lane,
-                             .committed = chosen.count,
-                             .chosen = {chosen.tokens, chosen.tokens + chosen.count},
-                             .drafted = tables_.decode.choices.host[i].rows - 1,
-                             .accepted = chosen.count - 1});
+  for (std::size_t i = 0; i < plan.decode.size(); ++i) {
+    const int lane = plan.decode[i].lane, rows = tables_.decode.choices.host[i].rows;
+    SPLASH_TRY(std::vector<Token> chosen, await(tables_.decode_chosen[i], lane, rows));
+    const int count = static_cast<int>(chosen.size());
+    lengths_[lane] += count;
+    kept_[lane] = count;
+    result.decode.push_back({.lane = lane,
+                             .committed = count,
+                             .chosen = std::move(chosen),
+                             .drafted = rows - 1,
+                             .accepted = count - 1});
   }
+  if (choosing == 0 && plan.decode.empty()) SPLASH_TRY_STATUS(stream_->synchronise());
   return result;
+}
+
+Result<std::vector<Token>> CudaModel::await(const ops::LaneChosen& chosen, int lane, int most) {
+  std::optional<std::vector<Token>> tokens;
+  SPLASH_TRY_STATUS(stream_->wait_until([&] { return (tokens = ops::arrived(chosen, ticket_)).has_value(); }));
+  const int count = static_cast<int>(tokens->size());
+  if (count >= 1 && count <= most) return std::move(*tokens);
+  return fail(ErrorKind::internal, "the device chose {} tokens for lane {}", count, lane);
 }
 
 // -- tables -----------------------------------------------------------------------------------------------------------
@@ -69,6 +72,7 @@ void CudaModel::set_choice(ops::LaneChoice& choice, int lane, int position, int 
   choice.rows = rows;
   choice.budget = budget;
   choice.lane = lane;
+  choice.ticket = ticket_;
   choice.stop_count = std::min<int>(static_cast<int>(setup.stop_tokens.size()), link::max_stop_tokens);
   std::copy_n(setup.stop_tokens.begin(), choice.stop_count, choice.stops);
 }
@@ -110,6 +114,7 @@ CudaModel::Shape CudaModel::write_decode(std::span<const model::DecodeSlice> sli
     while (shape.width < rows.back()) shape.width = std::min(2 * shape.width, facts_.block_rows);
     shape.kind = std::max(shape.kind, ops::law_kind(lanes_[slice.lane].sampling, facts_.sampling_limit));
     shape.cut = shape.cut || lanes_[slice.lane].constraint != nullptr;
+    shape.drafting = shape.drafting || drafts(slice.lane);
   }
   PassTables& t = tables_.decode;
   int masked = 0;
@@ -146,11 +151,11 @@ CudaModel::Shape CudaModel::write_decode(std::span<const model::DecodeSlice> sli
 // -- prefill ----------------------------------------------------------------------------------------------------------
 
 // The target pass over rows whose tables are given.
-CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, bool with_hidden) {
+CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, Wanted wanted) {
   stream_->bind(rows.tokens.data(), tables.tokens.device);
   stream_->bind(rows.segments.data(), tables.segments.device);
   state_->use(tables.segments.device);
-  const std::vector<int> taps = this->taps();
+  const std::vector<int> taps = wanted.features ? this->taps() : std::vector<int>();
   const int hidden = weights_.target.geometry.hidden_size;
   Pass pass;
   if (!taps.empty()) pass.features = stream_->matrix(rows.count(), static_cast<int>(taps.size()) * hidden);
@@ -158,11 +163,11 @@ CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, 
       forward(*stream_, weights_.target, rows, *state_, [&](int layer, MatrixView<const float> after) {
         for (std::size_t t = 0; t < taps.size(); ++t) {
           if (taps[t] != layer) continue;
-          copy_columns(*stream_, after, pass.features.slice_cols(static_cast<int>(t) * hidden, hidden));
+          cuda::copy(*stream_, after, pass.features.slice_cols(static_cast<int>(t) * hidden, hidden));
         }
-        if (with_hidden) {
+        if (wanted.hidden) {
           pass.hidden.push_back(stream_->matrix(after.rows, after.cols));
-          copy_columns(*stream_, after, pass.hidden.back());
+          cuda::copy(*stream_, after, pass.hidden.back());
         }
       });
   pass.x = passed.x;
@@ -194,14 +199,15 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
     choosing.push_back(rows.count() - 1);
   }
   pad_prefill(rows);
-  const Pass pass = run_rows(rows, tables_.prefill);
+  const bool drafting = std::ranges::any_of(slices, [this](const auto& slice) { return drafts(slice.lane); });
+  const Pass pass = run_rows(rows, tables_.prefill, {.features = drafting});
   for (const model::PrefillSlice& slice : slices) state_->set_kept_zero(slice.lane);
 
   if (!choosing.empty()) {
     const int count = static_cast<int>(choosing.size());
     const int hidden = pass.x.cols;
     const MatrixView<float> last = stream_->matrix(count, hidden), normed = stream_->matrix(count, hidden);
-    for (int i = 0; i < count; ++i) copy_columns(*stream_, pass.x.slice_rows(choosing[i], 1), last.slice_rows(i, 1));
+    for (int i = 0; i < count; ++i) cuda::copy(*stream_, pass.x.slice_rows(choosing[i], 1), last.slice_rows(i, 1));
     ops::rms_norm(*stream_, last, weights_.target.norm, weights_.target.geometry.rms_eps, normed);
     const MatrixView<float> logits = head(*stream_, weights_.target, normed);
     auto kind = ops::LawKind::greedy;
@@ -219,10 +225,10 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
         .logits = logits, .limit = facts_.sampling_limit, .lanes = count, .width = 1, .kind = kind};
     choice.choices = tables_.prefill.choices.device;
     choice.tokens = tables_.prefill.tokens.device;
-    choice.chosen = tables_.chosen.device;
+    choice.chosen = tables_.prefill_chosen;
     ops::accept(*stream_, choice);
   }
-  if (draft()) {
+  if (drafting) {
     const auto segments =
         dflash2::context_segments(*draft(), contexts, [&](int lane, int layer) { return state_->ring(lane, layer); });
     for (std::size_t l = 0; l < segments.size(); ++l) {
@@ -247,7 +253,7 @@ void CudaModel::enqueue_draft(const Shape& shape, Between& between) {
   const MatrixView<float> all = dflash2::forward(*stream_, w, weights_.target.embedding, rows);
   // Slots 1..slots of every block, dense: one row of the copy per block.
   const MatrixView<float> dense = stream_->matrix(shape.lanes * slots, hidden);
-  copy_columns(*stream_, {all.row(1), shape.lanes, slots * hidden, std::ptrdiff_t{block} * hidden},
+  cuda::copy(*stream_, {all.row(1), shape.lanes, slots * hidden, std::ptrdiff_t{block} * hidden},
                {dense.data, shape.lanes, slots * hidden});
   const int k = std::min(w.geometry.selector_top_k, facts_.sampling_limit);
   const MatrixView<float> logits = stream_->matrix(dense.rows, weights_.target.head.rows);
@@ -272,7 +278,7 @@ void CudaModel::enqueue_draft(const Shape& shape, Between& between) {
 void CudaModel::enqueue_verify(const Shape& shape, Between& between) {
   const std::vector<Token> any(static_cast<std::size_t>(shape.width));
   for (int i = 0; i < shape.lanes; ++i) between.rows.add(i, 0, any, {}, ops::GdnMode::verify);
-  const Pass pass = run_rows(between.rows, tables_.decode);
+  const Pass pass = run_rows(between.rows, tables_.decode, {.features = shape.drafting});
   between.features = pass.features;
   between.logits = head(*stream_, weights_.target, pass.normed);
 }
@@ -286,13 +292,13 @@ void CudaModel::enqueue_accept(const Shape& shape, Between& between) {
   acceptance.choices = tables_.decode.choices.device;
   acceptance.tokens = tables_.decode.tokens.device;
   acceptance.laws = between.laws;
-  acceptance.chosen = tables_.chosen.device + facts_.lanes;
+  acceptance.chosen = tables_.decode_chosen;
   acceptance.kept = state_->kept();
   acceptance.contexts = tables_.decode.contexts.device;
-  acceptance.context_layers = tables_.sizes.draft_layers;
+  acceptance.context_layers = shape.drafting ? tables_.sizes.draft_layers : 0;
   acceptance.context_stride = facts_.lanes;
   ops::accept(*stream_, acceptance);
-  if (!draft()) return;
+  if (!shape.drafting) return;
   std::vector<dflash2::ContextRows> contexts;
   for (int i = 0; i < shape.lanes; ++i) contexts.push_back({0, i * shape.width, shape.width, 0});
   between.contexts =
@@ -315,14 +321,17 @@ Result<const CudaModel::Recorded*> CudaModel::recorded(const Shape& shape) {
   };
   const auto verify_part = [&] { enqueue_verify(shape, between); };
   const auto accept_part = [&] { enqueue_accept(shape, between); };
+  const auto tables_part = [&] { tables_.of_decode.fetch(*stream_); };
   if (shape.cut) {
     if (shape.width > 1) {
-      SPLASH_TRY(made.draft, stream_->record(draft_part));
+      SPLASH_TRY(made.draft, stream_->record([&] { tables_part(), draft_part(); }));
+      SPLASH_TRY(made.verify, stream_->record(verify_part));
+    } else {
+      SPLASH_TRY(made.verify, stream_->record([&] { tables_part(), verify_part(); }));
     }
-    SPLASH_TRY(made.verify, stream_->record(verify_part));
     SPLASH_TRY(made.accept, stream_->record(accept_part));
   } else {
-    SPLASH_TRY(made.verify, stream_->record([&] { draft_part(), verify_part(), accept_part(); }));
+    SPLASH_TRY(made.verify, stream_->record([&] { tables_part(), draft_part(), verify_part(), accept_part(); }));
   }
   made.logits = between.logits;
   return &recordings_.emplace(shape, std::move(made)).first->second;
@@ -333,7 +342,8 @@ Status CudaModel::prepare() {
   for (const auto kind : {ops::LawKind::greedy, ops::LawKind::few}) {
     for (int lanes = 1; lanes <= facts_.lanes; ++lanes) {
       for (int width = 1;; width = std::min(2 * width, facts_.block_rows)) {
-        SPLASH_TRY([[maybe_unused]] const Recorded* made, recorded({.lanes = lanes, .width = width, .kind = kind}));
+        const Shape shape{.lanes = lanes, .width = width, .kind = kind, .drafting = draft() != nullptr};
+        SPLASH_TRY([[maybe_unused]] const Recorded* made, recorded(shape));
         if (width == facts_.block_rows) break;
       }
     }

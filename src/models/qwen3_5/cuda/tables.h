@@ -37,7 +37,7 @@ struct PassTables {
 struct StepTables {
   static Result<StepTables> make(const TableSizes& sizes);
 
-  cuda::Twin step;  // copied whole before a step
+  cuda::Twin of_prefill, of_decode;  // the one is copied before a pass, the other fetched by the recorded step
   PassTables prefill, decode;
   cuda::TwinTable<Token> draft_tokens;             // [lanes][block]
   cuda::TwinTable<ops::DraftBlockSegment> blocks;  // [draft layer][lanes]
@@ -45,8 +45,10 @@ struct StepTables {
   cuda::Twin own;                           // copied in parts
   cuda::TwinTable<ops::PageId> pages;       // [lane][pages]
   cuda::TwinTable<std::uint32_t> masks;     // [row][mask_words]
-  cuda::TwinTable<ops::LaneChosen> chosen;  // prefill lanes, then decode lanes
   cuda::TwinTable<Token> drafted;           // host: the walked tokens of a step with grammars
+  cuda::PinnedBuffer results;               // written by the device
+  ops::LaneChosen* prefill_chosen = nullptr;  // [lanes] each, in `results`
+  ops::LaneChosen* decode_chosen = nullptr;
   TableSizes sizes;
 
   // Pages of a lane, as far as they changed. The entries of both passes point here.

@@ -86,6 +86,7 @@ Status supports_draft(const pack::DraftGeometry& g, int max_context) {
   SPLASH_TRY_STATUS(need(g.conv_group % 8 == 0, "a convolution group of", g.conv_group));
   SPLASH_TRY_STATUS(
       need(g.selector_top_k <= ops::most_candidates_cuda, "draft candidates per slot:", g.selector_top_k));
+  SPLASH_TRY_STATUS(need(g.selector_rank <= ops::most_selector_rank_cuda, "a selector rank of", g.selector_rank));
   for (int layer = 0; layer < g.layers; ++layer) {
     // Partial sums of the draft's attention: every 64 positions of its reach.
     const std::int64_t reach = dflash2::ring_capacity(g, layer, max_context);
