@@ -1,20 +1,25 @@
 #!/bin/bash
 # What is run on the GPU machine, in under ten minutes: conformance of every kernel, the fixtures and the built-in model through the
-# backend, compute-sanitizer on small shapes, then the benchmark tables. Builds nothing: bench/device.sh FOLDER, where FOLDER holds
-# the programs of a -DSPLASH_CUDA=ON build (stripped; what is missing is left out): cuda_conformance, golden_cuda_test, step_test,
-# builtin_cuda_test, ops_conformance_test, device_bench, splash; lib/ with shared libraries they need, fixtures/ with the golden fixtures.
+# backend, compute-sanitizer on small shapes, the server with the draft against without, then the benchmark tables. Builds nothing:
+#   bench/device_kit.sh BUILD KIT.tar.xz     where a build with CUDA is: packs programs, libraries and fixtures
+#   tar -xJf KIT.tar.xz -C FOLDER            there, beside a checkout of the same commit
+#   bench/device.sh FOLDER                   what is missing in FOLDER is left out
 # Results go to $OUT as they come, so a run that is cut off keeps what it had.
-#   STEPS     what to run, in this order (default: conformance golden steps builtin sanitize serve bench)
+#   STEPS     what to run, in this order (default: proof sanitize serve draft bench). proof is conformance, golden, steps, builtin and
+#             soak side by side, each of them a step of its own too; cpu: the CPU kernels' conformance
+#   SOAK      seconds of random requests at eight lanes (default 12)
 #   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows)
 #   SANITIZE  gtest filter for compute-sanitizer
-#   SYNTH     a geometry of splash synth: its step is measured through the model as well, e.g. 27b
+#   TIMED     evaluation prompts of each category in the step draft (default 8)
+#   SYNTH     a geometry of splash synth: its steps are measured through the model as well, and the first token after a cached prompt
+#             of 32K tokens through the server, e.g. 27b
 #   COMMIT    written into the records
 # Each step has a limit of its own, STEPNAME_SECONDS.
 set -u
 bin=$(cd "${1:?usage: bench/device.sh FOLDER}" && pwd)
 out=${OUT:-bench/records/last}
 mkdir -p "$out"
-steps=${STEPS-conformance golden steps builtin sanitize serve bench}
+steps=${STEPS-proof sanitize serve draft bench}
 chmod +x "$bin"/* 2> /dev/null
 export LD_LIBRARY_PATH=$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SPLASH_SHARED=$bin SPLASH_SOURCE=$PWD
@@ -38,8 +43,24 @@ try() {
   [ $code -eq 0 ] || failed="$failed $name"
 }
 
+ready() { for _ in $(seq 100); do curl -sf "http://127.0.0.1:$1/ready" > /dev/null && break; sleep 0.1; done; }
+tiny=$PWD/models/tiny
+
 for step in $steps; do
   case $step in
+    proof)
+      pids=
+      for part in conformance golden steps builtin soak; do
+        mkdir -p "$out/$part"
+        OUT=$out/$part STEPS=$part "$0" "$bin" > "$out/$part/said.txt" 2>&1 & pids="$pids $part:$!"
+      done
+      for one in $pids; do
+        wait "${one#*:}" || failed="$failed ${one%:*}"
+        part=${one%:*}
+        echo "== $part"; cat "$out/$part/said.txt"
+        mv "$out/$part"/*.txt "$out/" 2> /dev/null; rm -rf "${out:?}/$part"
+      done
+      ;;
     conformance)  # a process per suite: a kernel that hangs or faults spoils no other suite
       for suite in 'EmbedCuda*' '*LawCuda*:WalkCuda*' 'Shapes/LinearCuda*:LinearCuda*' 'GdnCuda*' 'AttentionCuda*' 'DraftCuda*'; do
         try conformance.txt "${CONFORMANCE_SECONDS:-60}" "$suite" "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1
@@ -55,8 +76,19 @@ for step in $steps; do
       grep -hE '^greedy|^chi|^tokens per|FAILED|Failure|CHECK|CUDA failed' "$out/model.txt" | head -n 60
       ;;
     builtin)
-      try builtin.txt "${BUILTIN_SECONDS:-90}" builtin "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="BuiltinCuda*"
+      try builtin.txt "${BUILTIN_SECONDS:-90}" builtin "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="BuiltinCuda*:-*Soak"
       grep -v '^== ' "$out/builtin.txt" | tail -n 40
+      ;;
+    soak)  # what the process holds of both memories, twice a second second: it may not grow once every shape has been met
+      SPLASH_SOAK_SECONDS=${SOAK-12} timeout $((${SOAK-12} + 60)) "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="*Soak" > "$out/soak.txt" 2>&1 &
+      soaking=$!
+      while sleep 2; kill -0 $soaking 2> /dev/null; do
+        program=$(pgrep -P $soaking | head -n1)
+        echo "memory at $((SECONDS - begun)) s: host $(awk '/VmRSS/ {print $2, $3}' "/proc/${program:-$soaking}/status" 2> /dev/null), device $(nvidia-smi --query-compute-apps=pid,used_gpu_memory --format=csv,noheader 2> /dev/null | grep "^${program:-$soaking}," | cut -d, -f2)" >> "$out/soak.txt"
+      done
+      wait $soaking || failed="$failed soak"
+      grep -E '^soak|FAILED|Failure' "$out/soak.txt"
+      grep '^memory' "$out/soak.txt" | awk '{line[NR] = $0} END {print line[1]; print line[int((NR + 1) / 2)]; print line[NR]}'
       ;;
     sanitize)
       command -v compute-sanitizer > /dev/null || continue
@@ -72,11 +104,11 @@ for step in $steps; do
     serve)
       try bench.txt 20 devices "$bin/splash" devices
       for lanes in 1 4 8; do
-        try bench.txt "${SERVE_SECONDS:-30}" "built-in, $lanes lanes" "$bin/splash" bench step --backend cuda --lanes $lanes --context 256 --steps 100 --json
+        try bench.txt "${SERVE_SECONDS:-30}" "built-in, $lanes lanes" "$bin/splash" bench step "$tiny" --backend cuda --lanes $lanes --context 256 --steps 100 --json
       done
       if [ -x "$bin/splash" ]; then  # the server itself, from start to a reply
-        timeout 30 "$bin/splash" serve --backend cuda --port 18999 > "$out/part" 2>&1 &
-        for _ in $(seq 100); do curl -sf http://127.0.0.1:18999/ready > /dev/null && break; sleep 0.1; done
+        timeout 30 "$bin/splash" serve "$tiny" --backend cuda --port 18999 > "$out/part" 2>&1 &
+        ready 18999
         reply=$(curl -s --max-time 10 http://127.0.0.1:18999/v1/chat/completions -H 'Content-Type: application/json' \
           -d '{"messages": [{"role": "user", "content": "What is 2 plus 2?"}], "temperature": 0, "max_tokens": 40}')
         kill $! 2> /dev/null; wait $! 2> /dev/null
@@ -85,15 +117,29 @@ for step in $steps; do
         rm -f "$out/part"
       fi
       if [ -n "${SYNTH-}" ]; then
-        try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" /tmp/synth
+        try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" /tmp/synth
         for lanes in 1 4 8; do
           try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, $lanes lanes x 8" "$bin/splash" bench step /tmp/synth --backend cuda --lanes $lanes --rows 8 --context 1024 --steps 40 --json
         done
         try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 row" "$bin/splash" bench step /tmp/synth --backend cuda --plain --context 1024 --steps 40 --json
-        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill /tmp/synth --backend cuda --lengths 512,4096 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 lane x 8 at 32K" "$bin/splash" bench step /tmp/synth --backend cuda --rows 8 --context 32700 --steps 40 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill /tmp/synth --backend cuda --lengths 512,4096,32768 --json
+        # With the built-in model's tokenizer, for which a word of the bench is one token.
+        try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first token" "$bin/splash" bench serve /tmp/synth --backend cuda --lanes 1 --context 40K --clients 1 --turns 6 --prompt-words "${WORDS-32000}" --tokens 4 --json
       fi
       grep -h '^{' "$out/bench.txt" | sed "s/^{/{$machine,/" > "$out/model.jsonl"
       cat "$out/bench.txt"
+      ;;
+    draft)  # tokens per second with the draft against without, one lane each, every evaluation prompt A B B A
+      [ -x "$bin/splash" ] || continue
+      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --port 18080 > "$out/part" 2>&1 & drafting=$!
+      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --plain --port 18081 > "$out/part2" 2>&1 & plain=$!
+      ready 18080; ready 18081
+      try draft.txt "${DRAFT_SECONDS:-100}" 'draft against none' "$(command -v python3)" train/eval/evaluate.py --url http://127.0.0.1:18080/v1 --plain-url http://127.0.0.1:18081/v1 \
+        --times-only --timed "${TIMED-8}" --device 'one H200' --json "$out/times.json"
+      kill $drafting $plain; wait $drafting $plain 2> /dev/null
+      cat "$out/part" "$out/part2" >> "$out/draft.txt"; rm -f "$out/part" "$out/part2"
+      grep -E '^\{|Error' "$out/draft.txt"
       ;;
     bench)
       export SPLASH_BENCH_MACHINE=${machine#*,}  # device_bench names the GPU itself

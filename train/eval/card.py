@@ -1,6 +1,6 @@
 """Write the model card of the built-in model from what was measured.
 
-    python train/eval/card.py --results results.json --times times.json --perplexity ppl.json --date TODAY --out models/tiny/README.md
+    python train/eval/card.py --results results.json --times times.json times-gpu.json --perplexity ppl.json --date TODAY --out models/tiny/README.md
 
 results.json and times.json come from evaluate.py (a pass over all prompts; a pass with --times-only --plain-url), ppl.json
 from perplexity.py, the ablations from train/records.
@@ -83,19 +83,19 @@ def more_rows(perplexity: dict[str, Any], mib: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--times", type=Path, required=True)
+    parser.add_argument("--times", type=Path, nargs="+", required=True, help="one file a device")
     parser.add_argument("--perplexity", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--date", required=True)
     parser.add_argument("--machine", default="", help="a sentence about the machine")
     args = parser.parse_args()
     results = json.loads(args.results.read_text())
-    results["times"] = json.loads(args.times.read_text())["times"]
+    timed = [json.loads(file.read_text())["times"] for file in args.times]
     scores = results["greedy"]["scores"]
     mib = sum(f.stat().st_size for f in args.out.parent.rglob("*") if f.is_file() and f.name != "README.md") / 2 ** 20
     share = {k: f"{scores[k]['right']} of {scores[k]['of']}" for k in ("splash", "unknown", "thinking")}
     missed = Counter(f["category"] for f in results["failures"])
-    text = LIMITS.format(**share) + ABOUT.format(mib=mib) + "\n## Measured\n\n" + "\n".join(evaluate.table(results) + more_rows(json.loads(args.perplexity.read_text()), mib)) + "\n"
+    text = LIMITS.format(**share) + ABOUT.format(mib=mib) + "\n## Measured\n\n" + "\n".join(evaluate.table(results, timed) + more_rows(json.loads(args.perplexity.read_text()), mib)) + "\n"
     text += HOW.format(date=args.date, count=sum(s["of"] for s in scores.values()), machine=args.machine)
     text += "\n### Some of what it got wrong\n\n| kind | asked | said |\n|---|---|---|\n"
     shown: Counter[str] = Counter()

@@ -1,7 +1,8 @@
 """Measure a served model on the evaluation prompts (card.py writes the model card from it). Standard library only.
 
     python train/eval/evaluate.py --url http://127.0.0.1:8080/v1 --json results.json
-        [--plain-url URL]     the same model served with --plain: both are timed, every prompt in the order A B B A
+        [--plain-url URL]     the same model served with --plain: both are timed, every prompt in the order A B B A, and
+                              must say the same; [--timed N] of each category, [--device TEXT] where both run
         [--only tools,json]   some categories; [--limit N] at most N prompts of each; [--times-only] only the timing
 
 Scores: right tool with right arguments, JSON valid and right (without constrained decoding; --constrained uses
@@ -25,6 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BARS = {"tools": 0.95, "json": 0.95, "recall": 0.95, "arithmetic": 0.95, "free": 0.98}
+SPEEDUP_BARS = {"CPU": 1.3, "one H200": 2.5}  # by --device
 NAMES = {"tools": "right tool, right arguments", "json": "JSON task valid and right", "recall": "recall over several turns", "arithmetic": "arithmetic in the trained range",
          "free": "free chat: well-formed, no loops, ends by itself", "extract": "reading a short text", "strings": "words and lists", "copy": "verbatim copy",
          "word_problem": "word problems", "no_tool": "no call when none is needed", "tool_result": "telling a tool's result", "two_calls": "two calls in one turn",
@@ -129,6 +131,7 @@ class Tally:
         self.scores: dict[str, list[bool]] = defaultdict(list)
         self.failures: list[dict[str, Any]] = []
         self.tokens, self.seconds, self.per_request = 0, 0.0, []
+        self.decoded, self.decode_seconds = 0, 0.0
         self.usage = {"accepted": 0, "steps": 0}
 
     def add(self, prompt: dict[str, Any], reply: dict[str, Any], seconds: float) -> None:
@@ -142,6 +145,8 @@ class Tally:
         own = reply.get("splash") or {}
         steps = own.get("decode_steps", 0)
         if steps:
+            self.decoded += usage.get("completion_tokens", 0) - 1
+            self.decode_seconds += own.get("decode_ms", 0) / 1000
             self.usage["steps"] += steps
             self.usage["accepted"] += own.get("accepted_tokens", 0)
             self.per_request.append(usage.get("completion_tokens", 0) / steps)
@@ -158,14 +163,20 @@ class Tally:
         return 1 + self.usage["accepted"] / self.usage["steps"] if self.usage["steps"] else None
 
     def decode_speed(self) -> float | None:
-        """Tokens per second of the decode steps alone (a reply's first token comes from its prompt)."""
+        """Tokens per second from a reply's first token (which comes from its prompt) to its last, by the engine's clock: steps
+        and all between them."""
+        return self.decoded / self.decode_seconds if self.decode_seconds else None
+
+    def step_speed(self) -> float | None:
+        """Tokens per second of the decode steps alone."""
         seconds = self.counted("splash_decode_step_seconds_sum")
         return (self.counted("splash_decode_steps_total") + self.counted("splash_draft_accepted_tokens_total")) / seconds if seconds else None
 
     def summary(self) -> dict[str, Any]:
         return {"scores": {k: {"right": sum(v), "of": len(v), "share": round(sum(v) / len(v), 4)} for k, v in self.scores.items()}, "acceptance": self.acceptance(),
                 "acceptance_per_request": round(statistics.mean(self.per_request), 3) if self.per_request else None, "tokens": self.tokens,
-                "seconds": round(self.seconds, 1), "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None, "decode_tokens_per_second": self.decode_speed()}
+                "seconds": round(self.seconds, 1), "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None, "decode_tokens_per_second": self.decode_speed(),
+                "step_tokens_per_second": self.step_speed()}
 
 
 def run(url: str, prompts: list[dict[str, Any]], temperature: float, args: argparse.Namespace) -> Tally:
@@ -182,6 +193,13 @@ def run(url: str, prompts: list[dict[str, Any]], temperature: float, args: argpa
     return tally
 
 
+def said_in(reply: dict[str, Any]) -> list[Any]:
+    """A reply without what differs between two servers that say the same (ids of tool calls)."""
+    choice = reply["choices"][0]
+    calls = [call["function"] for call in choice["message"].get("tool_calls") or []]
+    return [choice["message"].get("content"), choice["message"].get("reasoning_content"), calls, choice["finish_reason"]]
+
+
 def times(prompts: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """Both servers on the same greedy prompts, each prompt in the order A B B A (after one pass that fills the caches), so
     that a disturbance of the machine falls on both."""
@@ -195,18 +213,22 @@ def times(prompts: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, 
     for url in urls.values():
         run(url, some, 0.0, args)
     tallies = {name: Tally(url) for name, url in urls.items()}
+    equal = 0
     for prompt in some:
+        said = []
         for name in ("draft", "plain", "plain", "draft"):
             start = time.monotonic()
             reply = post(urls[name], request_body(prompt, 0.0, args.constrained, args.model, args.max_tokens), args.timeout)
             tallies[name].add(prompt, reply, time.monotonic() - start)
+            said.append(said_in(reply))
+        equal += all(words == said[0] for words in said)
     found = {name: {k: v for k, v in tally.summary().items() if k != "scores"} for name, tally in tallies.items()}
     speedup = {k: round(found["draft"][k] / found["plain"][k], 3) for k in ("decode_tokens_per_second", "tokens_per_second")}
-    return {"speedup": speedup["decode_tokens_per_second"], "whole_speedup": speedup["tokens_per_second"], "prompts": len(some), **found}
+    return {"device": args.device, "speedup": speedup["decode_tokens_per_second"], "whole_speedup": speedup["tokens_per_second"], "prompts": len(some), "equal": equal, **found}
 
 
-def table(results: dict[str, Any]) -> list[str]:
-    """Rows of what was measured against the bars."""
+def table(results: dict[str, Any], timed: list[dict[str, Any]]) -> list[str]:
+    """Rows of what was measured against the bars; `timed`: a pass of times() on each device."""
     rows = ["| what | bar | measured |", "|---|---|---|"]
     scores = results["greedy"]["scores"]
     for key, label in NAMES.items():
@@ -217,10 +239,13 @@ def table(results: dict[str, Any]) -> list[str]:
     for key, bar in (("greedy", ">= 3.2"), ("sampled", ">= 2.6")):
         value = results.get(key, {}).get("acceptance")
         rows.append(f"| tokens per decode step, temperature {'0' if key == 'greedy' else '0.7'} | {bar} | {f'{value:.2f}' if value else 'not measured'} |")
-    if results.get("times"):
-        t = results["times"]
-        rows.append(f"| decode tokens per second with the draft against without, one lane, CPU | >= 1.3 x | {t['speedup']:.2f} x ({t['draft']['decode_tokens_per_second']:.0f} against {t['plain']['decode_tokens_per_second']:.0f}) |")
+    for t in timed:
+        device = t.get("device", "CPU")
+        bar = SPEEDUP_BARS.get(device)
+        rows.append(f"| decode tokens per second with the draft against without, one lane, {device} | {f'>= {bar} x' if bar else '-'} | {t['speedup']:.2f} x ({t['draft']['decode_tokens_per_second']:,.0f} against {t['plain']['decode_tokens_per_second']:,.0f}) |")
         rows.append(f"| the same for whole requests, prompts included | - | {t['whole_speedup']:.2f} x |")
+        if "equal" in t:
+            rows.append(f"| replies that are the same with and without, {device} | all | {t['equal']} of {t['prompts']} |")
     return rows
 
 
@@ -245,6 +270,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10_000)
     parser.add_argument("--times-only", action="store_true")
     parser.add_argument("--timed", type=int, default=8, help="prompts of each category in a timing pass")
+    parser.add_argument("--device", default="CPU", help="where the two timed servers run, as the card names it")
     parser.add_argument("--model", default="splash-tiny")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--timeout", type=float, default=120)
@@ -264,7 +290,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if not args.times_only:
-        print("\n".join(table(results)))
+        print("\n".join(table(results, [results["times"]] if args.plain_url else [])))
 
 
 if __name__ == "__main__":
