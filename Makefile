@@ -1,6 +1,8 @@
 # The front door. `make serve`: set-up, build, serve the built-in model. `make test`: set-up, build, all tests.
 MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc)
+# off: no CUDA backend; on: a build without it is an error; auto: as the machine and the network allow.
+SPLASH_CUDA ?= auto
 ASSETS := build/test-assets
 
 .PHONY: serve test test-tsan build setup clean
@@ -14,9 +16,13 @@ build: build/build.ninja
 setup:
 	@scripts/setup.sh
 
-build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake | setup
-	@cmake --preset release >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake cmake/cuda.cmake build/.cuda-$(SPLASH_CUDA) | setup
+	@cmake --preset release -DSPLASH_CUDA=$(SPLASH_CUDA) >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+	@grep '^setup:' build-configure.log || true
 	@rm -f build-configure.log
+
+build/.cuda-%:
+	@mkdir -p build && rm -f build/.cuda-* && touch $@
 
 test: setup build/build.ninja
 	@scripts/test.sh
@@ -24,8 +30,8 @@ test: setup build/build.ninja
 # The programs with threads of their own, under ThreadSanitizer (not part of `make test`).
 test-tsan: setup
 	@cmake --preset tsan >/dev/null
-	@ninja -C build-tsan -j$(JOBS) --quiet base_test engine_test http_server_test api_test
-	@ctest --test-dir build-tsan --output-on-failure -R '^(base_test|engine_test|http_server_test|api_test)$$'
+	@ninja -C build-tsan -j$(JOBS) --quiet base_test engine_test http_test api_test
+	@ctest --test-dir build-tsan --output-on-failure -R '^(base_test|engine_test|http_test|api_test)$$'
 
 clean:
 	rm -rf build build-dev build-asan build-tsan

@@ -49,7 +49,7 @@ macro(splash_find_packages)
 endmacro()
 
 # LIGHT: not optimised in the sanitizer build, which halves the time to compile it there. For what parses and formats: its tests
-# spend little time in it. Not for kernels, the engine and the simulator.
+# spend little time in it. Not for kernels, packing, the engine and the simulator.
 function(splash_light name)
   if(SPLASH_ASAN)
     target_compile_options(${name} PRIVATE -O0)

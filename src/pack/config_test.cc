@@ -61,7 +61,7 @@ TEST(TargetConfig, StatedValuesWinOverDefaults) {
   EXPECT_TRUE(g.tied_head);
 }
 
-struct Case {
+struct Replaced {
   const char* from;
   const char* to;
   std::vector<std::string> named;
@@ -70,7 +70,7 @@ struct Case {
 TEST(TargetConfig, RefusesWhatItCannotServeByName) {
   const std::string good = family_config(named_geometries()[2].target, "", "");
   ASSERT_OK(parse_target_config(good, "config.json"));
-  const std::vector<Case> cases{
+  const std::vector<Replaced> cases{
       {"\"qwen3_5\"", "\"qwen3_5_moe\"", {"model_type", "mixture of experts"}},
       {"\"qwen3_5_text\"", "\"qwen3_5_moe_text\"", {"text_config.model_type", "mixture of experts"}},
       {"\"qwen3_5\"", "\"llama\"", {"model_type", "llama"}},
@@ -101,7 +101,7 @@ TEST(TargetConfig, RefusesWhatItCannotServeByName) {
       {"\"hidden_act\":\"silu\"", "\"quantization\":{\"bits\":9,\"group_size\":64}", {"quantization.bits"}},
       {"\"hidden_act\":\"silu\"", "\"hidden_act\":\"silu\",\"hidden_act\":\"silu\"", {"twice"}},
       {"\"text_config\":{", "\"text_config\":[{", {"JSON"}}};
-  for (const Case& one : cases) {
+  for (const Replaced& one : cases) {
     SCOPED_TRACE(one.to);
     std::vector<std::string> named = one.named;
     named.emplace_back("config.json");
@@ -141,7 +141,7 @@ TEST(DraftConfig, Published27bParses) {
 TEST(DraftConfig, RefusesWhatItCannotServeByName) {
   const std::string good = read_file(fixture("dense-draft") / "config.json");
   ASSERT_OK(parse_draft_config(good, "draft.json"));
-  const std::vector<Case> cases{
+  const std::vector<Replaced> cases{
       {"\"is_causal\": false", "\"is_causal\": true", {"is_causal"}},
       {"\"is_causal\": false,", "", {"is_causal", "missing"}},
       {"\"selector_rank\": 32,", "", {"selector_rank", "DFlash 2"}},
@@ -158,7 +158,7 @@ TEST(DraftConfig, RefusesWhatItCannotServeByName) {
       {"\"head_dim\": 64,", "", {"head_dim", "missing"}},
       {"\n   0,\n   2\n", "2, 0", {"target_layer_ids[1]"}},
       {"\n   0,\n   2\n", "", {"target_layer_ids"}}};
-  for (const Case& one : cases) {
+  for (const Replaced& one : cases) {
     SCOPED_TRACE(one.to);
     std::vector<std::string> named = one.named;
     named.emplace_back("draft.json");

@@ -19,12 +19,12 @@ Result<std::vector<TensorView>> parse(const std::string& file) {
   return parse_safetensors(std::as_bytes(std::span(file)), "a.safetensors");
 }
 
-constexpr const char* good =
+constexpr const char* good_header =
     R"({"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
     R"("b":{"dtype":"F32","shape":[],"data_offsets":[12,16]},"empty":{"dtype":"U8","shape":[0,7],"data_offsets":[16,16]}})";
 
 TEST(Safetensors, ReadsWhatIsRight) {
-  const std::string file = with_header(good, 16);
+  const std::string file = with_header(good_header, 16);
   const auto tensors = parse(file);
   ASSERT_OK(tensors);
   ASSERT_EQ(tensors->size(), 3u);
@@ -86,17 +86,17 @@ TEST(Safetensors, RefusesEveryMutationOfTheHeader) {
     SCOPED_TRACE(mutation.what);
     std::vector<std::string> named = mutation.named;
     named.emplace_back("a.safetensors");
-    expect_error(parse(with_header(replaced(good, mutation.from, mutation.to), 16)), named);
+    expect_error(parse(with_header(replaced(good_header, mutation.from, mutation.to), 16)), named);
   }
 }
 
 TEST(Safetensors, RefusesADamagedFrame) {
   expect_error(parse(""), {"a.safetensors", "0 bytes"});
   expect_error(parse("1234567"), {"7 bytes"});
-  expect_error(parse(with_header(good, 16, std::int64_t{1} << 62)), {"header claims"});
-  expect_error(parse(with_header(good, 16, 100'000'001)), {"header claims"});
-  expect_error(parse(with_header(good, 16, static_cast<std::int64_t>(std::strlen(good)) + 17)), {"header claims"});
-  expect_error(parse(std::string(8, '\xff') + good), {"header claims"});
+  expect_error(parse(with_header(good_header, 16, std::int64_t{1} << 62)), {"header claims"});
+  expect_error(parse(with_header(good_header, 16, 100'000'001)), {"header claims"});
+  expect_error(parse(with_header(good_header, 16, static_cast<std::int64_t>(std::strlen(good_header)) + 17)), {"header claims"});
+  expect_error(parse(std::string(8, '\xff') + good_header), {"header claims"});
   expect_error(parse(with_header("", 0)), {"JSON"});
   expect_error(parse(with_header("[]", 0)), {"object"});
   expect_error(parse(with_header(std::string(100'000, '['), 0)), {"JSON"});
@@ -107,7 +107,7 @@ TEST(Safetensors, RefusesADamagedFrame) {
 }
 
 TEST(Safetensors, RefusesEveryTruncationWithoutTouchingBytesOutside) {
-  const std::string file = with_header(good, 16);
+  const std::string file = with_header(good_header, 16);
   for (std::size_t size = 0; size < file.size(); ++size) {
     // A copy of exactly this size, so that the address sanitizer sees a read past its end.
     const std::vector<char> cut(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
@@ -116,7 +116,7 @@ TEST(Safetensors, RefusesEveryTruncationWithoutTouchingBytesOutside) {
 }
 
 TEST(Safetensors, SurvivesEveryChangedByteOfTheHeader) {
-  const std::string file = with_header(good, 16);
+  const std::string file = with_header(good_header, 16);
   for (std::size_t place = 0; place + 16 < file.size(); ++place) {
     for (const int value : {0, int{'0'}, int{'9'}, int{'"'}, int{'{'}, int{'}'}, int{'['}, int{']'}, int{','}, int{':'},
                             int{'-'}, 0xff}) {
