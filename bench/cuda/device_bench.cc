@@ -289,20 +289,31 @@ int run(int argc, char** argv) {
   Bench bench(stream, records);
   const auto begun = std::chrono::steady_clock::now();
   auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); };
-  const bool probe = wanted("probe") && argc > 2;  // each kernel of a layer once, for ncu
+  const bool probe_prefill = wanted("probe-prefill") && argc > 2;     // prefill passes over four layers, for ncu
+  const bool probe = (wanted("probe") && argc > 2) || probe_prefill;  // each kernel of a layer once, for ncu
   const bool small = wanted("small") && argc > 2;  // a model of two lanes and four layers, for compute-sanitizer
   Geometry geometry;
   if (small)
     geometry.layers = 4, geometry.draft_layers = 1, geometry.vocabulary = 4096, geometry.hidden = 512,
     geometry.inner = 1024;
   if (probe) geometry.layers = 4, geometry.draft_layers = 1;
-  auto made = SyntheticModel::make(stream, geometry, small ? 2 : 8, small || probe ? 1100 : 32768 + 64);
+  auto made =
+      SyntheticModel::make(stream, geometry, small ? 2 : 8, small || (probe && !probe_prefill) ? 1100 : 32768 + 64);
   if (!made) {
     fmt::print("{}\n", made.error().message);
     return 1;
   }
   SyntheticModel& model = **made;
   fmt::print("model made after {:.1f} s\n", seconds());
+  if (probe_prefill) {
+    for (const auto& [rows, position] : {std::pair{512, 0}, {2048, 0}, {2048, 30000}}) {
+      model.place(1, position);
+      model.begin(1, rows, false);
+      model.prefill(rows);
+    }
+    if (const Status status = stream.synchronise(); !status) fmt::print("FAILED: {}\n", status.error().message);
+    return 0;
+  }
   if (probe) {
     for (const int rows : {8, 32, 64}) {
       model.begin(1, 8, true);

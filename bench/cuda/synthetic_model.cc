@@ -150,6 +150,7 @@ void SyntheticModel::place(int lanes, int position) {
 void SyntheticModel::begin(int lanes, int rows, bool verify) {
   stream_.reset();
   segments_.clear();
+  commit_rows_ = verify ? 0 : rows;
   std::vector<ops::SegmentEntry> entries;
   std::vector<ops::LaneChoice> choices;
   for (int lane = 0; lane < lanes; ++lane) {
@@ -184,7 +185,8 @@ void SyntheticModel::gdn_layer(int l, int lanes, int rows) {
   const int count = lanes * rows, values = gdn.value_heads * 128;
   const ops::GdnRows in{stream_.matrix(count, gdn.channels()), stream_.matrix(count, values),
                         stream_.matrix(count, gdn.value_heads), stream_.matrix(count, gdn.value_heads)};
-  ops::gdn(stream_, gdn, gdn_weights_, in, {entries_, lanes, gdn_lane_tables_[l]}, stream_.matrix(count, values));
+  ops::gdn(stream_, gdn, gdn_weights_, in, {entries_, lanes, gdn_lane_tables_[l], commit_rows_},
+           stream_.matrix(count, values));
 }
 
 void SyntheticModel::attention_layer(int index, int lanes, int rows) {
@@ -214,7 +216,7 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
                           q_gate = stream_.matrix(rows, g_.query_heads * 512),
                           k = stream_.matrix(rows, g_.kv_heads * 256), v = stream_.matrix(rows, g_.kv_heads * 256),
                           mixed = stream_.matrix(rows, values), inner = stream_.matrix(rows, g_.inner),
-                          inner_up = rows > 32 ? stream_.matrix(rows, g_.inner) : inner;
+                          inner_up = stream_.matrix(rows, g_.inner);
   int tap = 0;
   for (int l = 0; l < g_.layers; ++l) {
     const Layer& layer = layers_[l];
@@ -222,7 +224,7 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
     if (layer.recurrent) {
       const ops::LinearTarget in[] = {{layer.qkv, qkv}, {layer.z, z}, {layer.b, b}, {layer.a, a}};
       ops::linear(stream_, normed, in);
-      ops::gdn(stream_, gdn, gdn_weights_, {qkv, z, b, a}, {entries_, lanes, gdn_lane_tables_[l]}, mixed);
+      ops::gdn(stream_, gdn, gdn_weights_, {qkv, z, b, a}, {entries_, lanes, gdn_lane_tables_[l], commit_rows_}, mixed);
     } else {
       const ops::LinearTarget in[] = {{layer.q_gate, q_gate}, {layer.k, k}, {layer.v, v}};
       ops::linear(stream_, normed, in);
@@ -235,13 +237,7 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
       ops::linear_add(stream_, mixed, layer.out, x);
       ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
     }
-    if (rows <= 32) {
-      ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner);
-    } else {
-      const ops::LinearTarget in[] = {{layer.gate, inner}, {layer.up, inner_up}};
-      ops::linear(stream_, normed, in);
-      ops::swiglu(stream_, inner, inner_up, inner);
-    }
+    ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner_up, inner);
     if (fold_norms) {
       ops::linear_add_norm(stream_, inner, layer.down, x, norm_, 1e-6f, normed);
     } else {

@@ -9,6 +9,7 @@
 #include "ops/attention/attention_cuda.h"
 #include "ops/draft/draft_cuda.h"
 #include "ops/embed/embed_cuda.h"
+#include "ops/fused_cuda.h"
 #include "ops/gdn/gdn_cuda.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/norm/norm_cuda.h"
@@ -94,7 +95,7 @@ class SyntheticModel {
   ops::GdnWeights gdn_weights_;
   std::int64_t layer_bytes_ = 0, draft_bytes_ = 0;
 
-  int max_lanes_ = 0, context_ = 0, position_ = 0;
+  int max_lanes_ = 0, context_ = 0, position_ = 0, commit_rows_ = 0;
   std::vector<std::vector<ops::GdnLane>> gdn_lanes_;  // [layer][lane]
   std::vector<const ops::GdnLane*> gdn_lane_tables_;  // device, per layer
   int* kept_ = nullptr;

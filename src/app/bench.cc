@@ -55,7 +55,7 @@ class Bare {
     open.lanes = options.lanes;
     open.pages = options.lanes * out.pages_per_lane_;
     open.snapshots = 1;
-    open.max_prefill_rows = prefill_rows;
+    open.max_prefill_rows = prefill_rows(open.backend);
     SPLASH_TRY(out.model_, models::open(std::move(package), open));
     for (int lane = 0; lane < options.lanes; ++lane) {
       auto& pages = out.lanes_.emplace_back().pages;
@@ -73,8 +73,9 @@ class Bare {
     std::vector<Token> tokens(length);
     for (int i = 0; i < length; ++i)
       tokens[i] = static_cast<Token>(uniform(7 + lane, i, Purpose::test) * model_->facts().vocab_size);
-    for (int position = 0; position < length; position += prefill_rows) {
-      const int rows = std::min(prefill_rows, length - position);
+    const int most = model_->facts().max_prefill_rows;
+    for (int position = 0; position < length; position += most) {
+      const int rows = std::min(most, length - position);
       model::StepPlan plan;
       plan.prefill.push_back({lane,
                               position,

@@ -182,7 +182,7 @@ Status Runtime::make_plan(const ModelOptions& options, const models::OpenOptions
   }
   const int positions = package_->target().max_positions;
   SPLASH_TRY(const model::Footprint footprint,
-             models::footprint(*package_, open.backend, prefill_rows, options.context));
+             models::footprint(*package_, open.backend, prefill_rows(open.backend), options.context));
   if (open.backend != models::Backend::cuda) {
     SPLASH_TRY(plan_, cache::plan(cache::machine_memory(), footprint, positions, wish));
     return {};
@@ -202,7 +202,7 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
   open.index = options.device;
   open.threads = chosen_threads(options);
   open.isa = chosen_isa(options);
-  open.max_prefill_rows = prefill_rows;
+  open.max_prefill_rows = prefill_rows(open.backend);
   open.sampling_limit = text_.tokenizer->size();
   SPLASH_TRY(device_, describe_device(open.backend, open.index, open.isa, open.threads));
   if (!chosen.remark.empty()) say("On the CPU · " + chosen.remark);

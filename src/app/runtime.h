@@ -17,7 +17,9 @@
 
 namespace splash::app {
 
-inline constexpr int prefill_rows = 512;  // most rows of one step's prefill; sizes the scratch memory
+// Most rows of one step's prefill; sizes the scratch memory. 2,048 fill a GPU's waves (0011); where lanes decode beside
+// it the scheduler gives fewer.
+constexpr int prefill_rows(models::Backend backend) { return backend == models::Backend::cuda ? 2048 : 512; }
 
 // Options that every verb with a model has.
 struct ModelOptions {

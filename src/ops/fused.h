@@ -23,7 +23,7 @@ inline void linear_add_norm(cpu::Stream& stream, Fine x, const pack::Weight& wei
   rms_norm(stream, residual, gain, eps, normed);
 }
 
-// out = silu(gate x) * (up x); `upped` [rows, I] is scratch.
+// out = silu(gate x) * (up x); `upped` [rows, I] is scratch. What reads `out` next must be a linear, as above.
 template <class S>
 void linear_swiglu(S& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> upped, MatrixView<float> out) {

@@ -34,6 +34,9 @@ struct Panel {
   constexpr std::int64_t bytes() const { return tiles() * tile_bytes(); }
 };
 
+// Passes of this many rows and more are of one kind: a row's bits do not depend on how many there are (decision 0008).
+inline constexpr int wide_pass_rows = 65;
+
 // Decode widths get a tile of their own so that a narrow step moves few bytes. Prefill takes 256 rows (weights are
 // unpacked half as often, and the L2 delivers fewer bytes per product) unless half a tile or more would be padding.
 constexpr int panel_row_tile(int rows) {

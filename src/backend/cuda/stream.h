@@ -69,6 +69,11 @@ class Stream {
   void set_folds_norms(bool folds) { folds_norms_ = folds; }
   bool folds_norms() const { return folds_norms_; }
 
+  // Whether passes of wide_pass_rows and more may add up in another order than narrower ones: where every prompt is
+  // read by such passes alone (0008).
+  void set_wide_passes_apart(bool apart) { wide_passes_apart_ = apart; }
+  bool wide_passes_apart() const { return wide_passes_apart_; }
+
   // Counters that kernels leave at zero: arrival counts of the fixed-order reductions.
   int* counters() const { return counters_.as<int>(); }
   static constexpr int counter_count = 1 << 16;
@@ -159,6 +164,7 @@ class Stream {
   bool recording_ = false;
   bool each_ = false;
   bool folds_norms_ = true;
+  bool wide_passes_apart_ = true;
 };
 
 }  // namespace splash::cuda

@@ -104,52 +104,6 @@ __device__ __forceinline__ float quantise(const float (&x)[8], std::uint8_t (&co
   return scale;
 }
 
-// Grid: (query heads + 2 kv heads) / 4 x rows of a segment x segments; a warp per head.
-__global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Arguments args) {
-  cuda::dependents_may_start();
-  const SegmentEntry segment = args.segments[blockIdx.z];
-  const int head = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (head >= args.query_heads + 2 * args.kv_heads || static_cast<int>(blockIdx.y) >= segment.rows) return;
-  const int row = segment.first_row + blockIdx.y, position = segment.position + blockIdx.y;
-  Rotation rotation;  // while the predecessor still runs
-  find_rotation(args, position, lane, rotation);
-  cuda::wait_for_predecessors();
-  float x[8];
-  if (head < args.query_heads) {
-    cuda::load_columns(args.rows.q_gate, row, head * 2 * dim + lane * 8, x);
-    norm_and_rotate(args, args.q_norm, rotation, lane, x);
-    constexpr float factor = 0.0625f * 1.4426950408889634f;  // 1 / sqrt(256), and weights are powers of two
-    uint4 packed;
-    packed.x = cuda::pack_fp16(x[0] * factor, x[1] * factor), packed.y = cuda::pack_fp16(x[2] * factor, x[3] * factor);
-    packed.z = cuda::pack_fp16(x[4] * factor, x[5] * factor), packed.w = cuda::pack_fp16(x[6] * factor, x[7] * factor);
-    *reinterpret_cast<uint4*>(args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim +
-                              lane * 8) = packed;
-    return;
-  }
-  const bool is_value = head >= args.query_heads + args.kv_heads;
-  const int kv_head = head - args.query_heads - (is_value ? args.kv_heads : 0);
-  cuda::load_columns(is_value ? args.rows.v : args.rows.k, row, kv_head * dim + lane * 8, x);
-  if (!is_value) norm_and_rotate(args, args.k_norm, rotation, lane, x);
-  std::uint8_t codes[8];
-  const float scale = quantise(x, codes);
-  std::uint8_t* to = page_at(args, segment, position / page, kv_head);
-  const int in_page = position % page;
-  if (is_value) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[values_offset + (lane * 8 + i) * page + in_page] = codes[i];
-  } else {
-    std::uint32_t words[2];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 |
-                 static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
-    }
-    const int unit = lane / 2 ^ (in_page & 1) << 2;
-    *reinterpret_cast<uint2*>(to + in_page * dim + unit * 16 + lane % 2 * 8) = make_uint2(words[0], words[1]);
-  }
-  if (lane == 0) reinterpret_cast<float*>(to + (is_value ? value_scales_offset : key_scales_offset))[in_page] = scale;
-}
-
 // Four codes + 128 as two pairs of exact fp16 codes.
 __device__ __forceinline__ void codes_to_fp16(std::uint32_t word, std::uint32_t (&pairs)[2]) {
   const __half2 offset = __halves2half2(__ushort_as_half(0x6480), __ushort_as_half(0x6480));  // 1024 + 128

@@ -126,6 +126,7 @@ void run_sequence(int query_heads, int kv_heads) {
   setup.pass("prefill 300", {{0, 300}}, 7);
   setup.pass("verify 16 across a page", {{0, 16}});
   setup.pass("verify 8, chunks of 128", {{0, 8}, {1, 8}});
+  setup.pass("tiles of two lanes", {{0, 70}, {1, 9}}, 3);
 }
 TEST(AttentionCuda, GroupOf6) { run_sequence(6, 1); }
 TEST(AttentionCuda, GroupOf6TwoHeads) { run_sequence(12, 2); }
@@ -134,33 +135,39 @@ TEST(AttentionCuda, GroupOf4) { run_sequence(4, 1); }
 TEST(AttentionCuda, GroupOf2) { run_sequence(2, 1); }
 
 TEST(AttentionCuda, LongContext) {
-  Lanes setup(6, 1, 100, 1);
+  Lanes setup(6, 1, 290, 1);
   setup.pass("prefill 2100", {{0, 2100}}, 211);
   setup.pass("prefill 700 behind it", {{0, 700}}, 97);
   setup.pass("verify 8 at 2800", {{0, 8}});
+  setup.pass("prefill 1500 across a long chunk", {{0, 1500}}, 131);
+  setup.pass("prefill 80 behind it, split", {{0, 80}}, 11);
+  setup.pass("prefill 4700 behind that", {{0, 4700}}, 997);
+  setup.pass("verify 8 at 9088", {{0, 8}});
+  setup.pass("verify 8 behind", {{0, 8}}, 3);
 }
 
-// The same rows whatever the cut of the prefix and the width of the step.
-TEST(AttentionCuda, CutsChangeNoBit) {
+// The same rows whatever the cut of the prefix and the width of the step: narrow passes and wide ones each among
+// themselves, and among each other where wide passes are not apart.
+void expect_cuts_equal(int group, int rows, const std::vector<std::vector<int>>& cuts, int compared_rows) {
   AttentionGeometry g;
-  g.query_heads = 6, g.kv_heads = 1;
+  g.query_heads = group, g.kv_heads = 1;
   Numbers numbers(41);
   Memory memory;
-  constexpr int rows = 420, d = 256;
+  constexpr int d = 256;
   const std::vector<float> q_norm = numbers.normals(d), k_norm = numbers.normals(d);
   const AttentionWeights weights{memory.vector(q_norm), memory.vector(k_norm)};
-  const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(rows) * 6 * 2 * d), rows, 12 * d),
+  const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(rows) * group * 2 * d), rows, group * 2 * d),
                           k = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d),
                           v = memory.matrix(numbers.normals(std::size_t(rows) * d), rows, d);
   KvPool pool;
   pool.geometry = {KvFormat::int8, 1, 1, 256};
+  const int page_count = rows / link::page_tokens + 1;
   std::vector<float> want;
-  for (const std::vector<int>& cut :
-       std::vector<std::vector<int>>{{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}) {
-    pool.base = memory.empty<std::byte>(static_cast<std::size_t>(pool.geometry.page_bytes() * 14));
-    std::vector<PageId> pages(14);
+  for (const std::vector<int>& cut : cuts) {
+    pool.base = memory.empty<std::byte>(static_cast<std::size_t>(pool.geometry.page_bytes() * page_count));
+    std::vector<PageId> pages(page_count);
     std::iota(pages.rbegin(), pages.rend(), 0);
-    const MatrixView<float> out = memory.matrix(rows, 6 * d);
+    const MatrixView<float> out = memory.matrix(rows, group * d);
     int first = 0;
     for (const int count : cut) {
       stream().reset();
@@ -170,10 +177,22 @@ TEST(AttentionCuda, CutsChangeNoBit) {
                 std::span(&segment, 1), pool, 0, out.slice_rows(first, count));
       first += count;
     }
-    const std::vector<float> got = download(out);
+    ASSERT_EQ(first, rows);
+    const std::vector<float> got = download(out.slice_rows(rows - compared_rows, compared_rows));
     if (want.empty()) want = got;
     expect_same("attention in cuts", got, want);
   }
+}
+TEST(AttentionCuda, CutsChangeNoBit) {
+  stream().set_wide_passes_apart(false);
+  expect_cuts_equal(6, 420, {{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}, 420);
+  stream().set_wide_passes_apart(true);
+}
+TEST(AttentionCuda, CutsOfWidePassesChangeNoBit) {
+  expect_cuts_equal(6, 420, {{420}, {100, 320}, {65, 90, 66, 199}}, 420);
+  expect_cuts_equal(8, 420, {{420}, {77, 343}}, 420);
+  // Beyond the first chunk; short passes are split at chunks, long ones are not.
+  expect_cuts_equal(6, 4400, {{4400}, {2000, 2300, 100}, {4096, 304}, {4095, 305}, {4200, 70, 65, 65}}, 300);
 }
 
 }  // namespace

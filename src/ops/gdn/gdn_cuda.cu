@@ -1,6 +1,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
-#include "ops/gdn/gdn_cuda.h"
+#include "ops/gdn/gdn_cuda.cuh"
+#include "ops/gdn/gdn_prefill_cuda.h"
 
 // A cluster owns one key head of one lane: two blocks for each value head that reads it, each with half (64) of the
 // value columns. So everything that a lane's tape shares stays inside the cluster, and one cluster barrier separates
@@ -13,13 +14,10 @@
 namespace splash::ops {
 namespace {
 
-constexpr int dim = 128;  // of a key and of a value
-constexpr int half = 64;  // value columns of a block
-constexpr int threads = 256;
-constexpr int batch = 16;   // rows staged at a time; link::max_block rows fit
-constexpr int history = 3;  // conv_kernel - 1
+using namespace delta;
+
+constexpr int threads = state_threads;
 constexpr int channels_here = 2 * dim + half;
-static_assert(batch >= link::max_block);
 
 struct Staging {
   float q[batch][dim];
@@ -32,18 +30,6 @@ struct Staging {
   float old_k[batch][dim];
   float old_d[batch][half];
   float old_alpha[batch];
-};
-
-struct Arguments {
-  GdnGeometry geometry;
-  const float* conv_weights;
-  const float* a_log;
-  const float* dt_bias;
-  const float* norm;
-  GdnRows rows;
-  MatrixView<float> out;
-  cuda::Panel panel;
-  GdnTables tables;
 };
 
 // Where this block is.
@@ -59,62 +45,25 @@ struct Place {
   __device__ bool writes(int local) const { return owns_keys || local >= 2 * dim; }
 };
 
-struct TapeRow {
-  float* k;
-  float* d;
-  float* alpha;
-  float* raw;
-};
 __device__ __forceinline__ TapeRow tape_row(const Place& place, float* tape, int row) {
-  float* k = tape + static_cast<std::int64_t>(row) *
-                        (place.key_heads * dim + place.value_heads * dim + place.value_heads + place.channels);
-  float* d = k + place.key_heads * dim;
-  float* alpha = d + place.value_heads * dim;
-  return {k, d, alpha, alpha + place.value_heads};
+  return delta::tape_row(place.key_heads, place.value_heads, tape, row);
 }
 
-// Good to a few units in the last place, and short: the exact division costs more than everything around it.
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+using State = Keys[2];  // of the two columns
 
-using State = float[2][4][4];  // [column][i][e]
-
-// S <- alpha S + k d^T: the same operations for a new row and for a kept one.
-__device__ __forceinline__ void update(State& s, float alpha, const float (&k)[4][4], const float (&d)[2]) {
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[c][i][e] = fmaf(k[i][e], d[c], __fmul_rn(alpha, s[c][i][e]));
-    }
-  }
-}
-
-__device__ __forceinline__ void load_vector(const float* vector, int part, float (&values)[4][4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 four = *reinterpret_cast<const float4*>(vector + 32 * i + 4 * part);
-    values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
-  }
-}
-
-__device__ __forceinline__ float* state_at(const Place& place, const GdnLane& lane, int j) {
-  return lane.state + ((static_cast<std::int64_t>(place.value_head) * 2 + place.side) * 8 + j) * (threads * 4) +
-         threadIdx.x * 4;
-}
 __device__ __forceinline__ void load_state(const Place& place, const GdnLane& lane, State& s) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float4 four = *reinterpret_cast<const float4*>(state_at(place, lane, j));
-    float (&to)[4] = s[j / 4][j % 4];
+    const float4 four = *state_at(lane, place.value_head, place.side, j, threadIdx.x);
+    float(&to)[4] = s[j / 4][j % 4];
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
   }
 }
 __device__ __forceinline__ void store_state(const Place& place, const GdnLane& lane, const State& s) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float (&from)[4] = s[j / 4][j % 4];
-    *reinterpret_cast<float4*>(state_at(place, lane, j)) = make_float4(from[0], from[1], from[2], from[3]);
+    const float(&from)[4] = s[j / 4][j % 4];
+    *state_at(lane, place.value_head, place.side, j, threadIdx.x) = make_float4(from[0], from[1], from[2], from[3]);
   }
 }
 
@@ -202,7 +151,7 @@ __device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane
     if (!Channels::has(i)) continue;
     const int local = Channels::local(i);
     const float4 w = channels.taps[i];
-    float (&past)[history] = channels.past[i];
+    float(&past)[history] = channels.past[i];
     float* column = local < dim       ? &shared.q[to][local]
                     : local < 2 * dim ? &shared.k[to][local - dim]
                                       : &shared.v[to][local - 2 * dim];
@@ -211,12 +160,8 @@ __device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane
 #pragma unroll
     for (int r = 0; r < rows_at_once; ++r) {
       if (r >= count) continue;
-      float sum = w.x * past[0];
-      sum = fmaf(w.y, past[1], sum);
-      sum = fmaf(w.z, past[2], sum);
-      sum = fmaf(w.w, raw[i][r], sum);
+      column[r * stride] = convolved(w, past, raw[i][r]);
       past[0] = past[1], past[1] = past[2], past[2] = raw[i][r];
-      column[r * stride] = sum * sigmoid(sum);
       if (to_tape) tape_row(place, lane.tape, tape_first + r).raw[place.channel(local)] = raw[i][r];
     }
   }
@@ -229,13 +174,10 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
   // The last warp has one channel less to convolve.
   if (const int r = static_cast<int>(threadIdx.x) - (threads - 32); r >= 0 && r < count) {
     const int row = first_row + r;
-    const float b = cuda::row_of(args.rows.b, row)[place.value_head];
-    const float a = cuda::row_of(args.rows.a, row)[place.value_head] + args.dt_bias[place.value_head];
-    const float softplus = a > 20.0f ? a : log1pf(expf(a));
-    const float alpha = expf(-expf(args.a_log[place.value_head]) * softplus);
-    shared.beta[r] = sigmoid(b);
-    shared.alpha[r] = alpha;
-    if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + r).alpha[place.value_head] = alpha;
+    const Gates gates = gates_of(args, row, place.value_head);
+    shared.beta[r] = gates.beta;
+    shared.alpha[r] = gates.alpha;
+    if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + r).alpha[place.value_head] = gates.alpha;
   }
   convolve(place, lane, min(count, rows_at_once), 0, tape_first, verify, raw, shared, channels);
   if (count > rows_at_once) {
@@ -247,21 +189,10 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
   for (int row = warp; row < count; row += threads / 32) {
     float4 q = *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]),
            k = *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]);
-    float qq = q.x * q.x + q.y * q.y + q.z * q.z + q.w * q.w, kk = k.x * k.x + k.y * k.y + k.z * k.z + k.w * k.w;
-    float kq = k.x * q.x + k.y * q.y + k.z * q.z + k.w * q.w;
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) {
-      qq += __shfl_xor_sync(0xffffffffu, qq, distance);
-      kk += __shfl_xor_sync(0xffffffffu, kk, distance);
-      kq += __shfl_xor_sync(0xffffffffu, kq, distance);
-    }
-    const float q_scale = 0.08838834764831845f * rsqrtf(qq + 1e-6f),
-                k_scale = rsqrtf(kk + 1e-6f);  // 1 / sqrt(128)
-    q.x *= q_scale, q.y *= q_scale, q.z *= q_scale, q.w *= q_scale;
-    k.x *= k_scale, k.y *= k_scale, k.z *= k_scale, k.w *= k_scale;
+    const float key_query = normalise(q, k);
     *reinterpret_cast<float4*>(&shared.q[row][lane_id * 4]) = q;
     *reinterpret_cast<float4*>(&shared.k[row][lane_id * 4]) = k;
-    if (lane_id == 0) shared.key_query[row] = kq * q_scale * k_scale;
+    if (lane_id == 0) shared.key_query[row] = key_query;
     if (verify && place.owns_keys) {  // a tape row need not be aligned to 16 bytes
       float* to = tape_row(place, lane.tape, tape_first + row).k + place.key_head * dim + lane_id * 4;
       to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
@@ -270,26 +201,16 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
   __syncthreads();
 }
 
-// d = beta (v - alpha S^T k), o = alpha S^T q + d (k . q), S <- alpha S + k d^T: both products read the old state once.
+// The rows one after the other, two columns a thread.
 __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, int count, int tape_first, bool verify,
                                       Staging& shared, State& s) {
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, part = lane_id % 8;
   const int column = warp * 8 + lane_id / 8 * 2;
   for (int row = 0; row < count; ++row) {
-    float k[4][4], q[4][4];
+    Keys k, q;
     load_vector(shared.k[row], part, k);
     load_vector(shared.q[row], part, q);
-    float sums[4] = {};  // S^T k and S^T q of the two columns
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sums[0] = fmaf(s[0][i][e], k[i][e], sums[0]);
-        sums[1] = fmaf(s[1][i][e], k[i][e], sums[1]);
-        sums[2] = fmaf(s[0][i][e], q[i][e], sums[2]);
-        sums[3] = fmaf(s[1][i][e], q[i][e], sums[3]);
-      }
-    }
+    float sums[4] = {multiply(s[0], k), multiply(s[1], k), multiply(s[0], q), multiply(s[1], q)};
 #pragma unroll
     for (int distance = 1; distance < 8; distance <<= 1) {
 #pragma unroll
@@ -299,15 +220,16 @@ __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, i
     float d[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      d[c] = beta * fmaf(-alpha, sums[c], shared.v[row][column + c]);
+      d[c] = change(alpha, beta, shared.v[row][column + c], sums[c]);
       if (part == c) {
-        shared.o[row][column + c] = fmaf(d[c], key_query, alpha * sums[2 + c]);
+        shared.o[row][column + c] = output(alpha, d[c], key_query, sums[2 + c]);
         if (verify)
           tape_row(place, lane.tape, tape_first + row).d[place.value_head * dim + place.side * half + column + c] =
               d[c];
       }
     }
-    update(s, alpha, k, d);
+    update(s[0], alpha, k, d[0]);
+    update(s[1], alpha, k, d[1]);
   }
   __syncthreads();
 }
@@ -324,13 +246,12 @@ __device__ __forceinline__ void load_z(const Arguments& args, const Place& place
 // Gated RMSNorm over both halves of the value head: the halves' sums of squares meet through the cluster.
 __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& place, unsigned rank, int first_row,
                                             int count, int parity, const float (&z)[8], Staging& shared) {
-  const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  for (int row = warp; row < count; row += threads / 32) {
-    const float a = shared.o[row][lane_id], b = shared.o[row][lane_id + 32];
-    float squares = a * a + b * b;
+  if (const int row = threadIdx.x / 8; threadIdx.x < batch * 8) {
+    float o[8];
 #pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-    if (lane_id == 0) {
+    for (int i = 0; i < 8; ++i) o[i] = shared.o[row][threadIdx.x % 8 * 8 + i];
+    const float squares = half_squares(o);
+    if (threadIdx.x % 8 == 0 && row < count) {
       shared.squares[parity][row][place.side] = squares;
       cuda::store_to_peer(&shared.squares[parity][row][place.side], rank ^ 1, squares);
     }
@@ -340,13 +261,10 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
   if (row < count) {
     const int column = place.value_head * dim + place.side * half + local;
     const float total = shared.squares[parity][row][0] + shared.squares[parity][row][1];
-    const float scale = rsqrtf(total / dim + args.geometry.rms_eps);
     float values[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      values[i] =
-          shared.o[row][local + i] * scale * args.norm[place.side * half + local + i] * (z[i] * sigmoid(z[i]));
-    }
+    for (int i = 0; i < 8; ++i) values[i] = shared.o[row][local + i];
+    gate_and_norm(args, total, place.side * half + local, z, values);
     cuda::store_columns(args.out, first_row + row, column, values);
     cuda::store_line(args.panel, first_row + row, column, values);
   }
@@ -380,10 +298,10 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
   cuda::cluster_sync();  // nobody writes the tape or the history before all have read them
   const int part = threadIdx.x % 8, column = threadIdx.x / 32 * 8 + threadIdx.x % 32 / 8 * 2;
   for (int row = 0; row < kept; ++row) {
-    float k[4][4];
+    Keys k;
     load_vector(shared.old_k[row], part, k);
-    const float d[2] = {shared.old_d[row][column], shared.old_d[row][column + 1]};
-    update(s, shared.old_alpha[row], k, d);
+    update(s[0], shared.old_alpha[row], k, shared.old_d[row][column]);
+    update(s[1], shared.old_alpha[row], k, shared.old_d[row][column + 1]);
   }
   if (verify && kept > 0) {
     store_state(place, lane, s);
@@ -424,6 +342,7 @@ void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, 
                  out,
                  out.rows > 0 ? stream.panel_to_fill(out) : cuda::Panel{},
                  tables};
+  if (tables.longest_commit > batch && prefill_fits(stream, g, out.rows)) return prefill(stream, args);
   cuda::allow_shared(stream, gdn_kernel, sizeof(Staging));
   const unsigned cluster = static_cast<unsigned>(2 * group);
   cuda::launch(stream, "gdn",
@@ -435,15 +354,19 @@ void gdn(cuda::Stream& stream, const GdnGeometry& geometry, const GdnWeights& we
          std::span<const GdnSegment> segments, MatrixView<float> out) {
   std::vector<SegmentEntry> entries;
   std::vector<GdnLane> lanes;
+  int longest = 0;
+  bool all_commit = true;
   for (const GdnSegment& part : segments) {
     SPLASH_CHECK(part.mode == GdnMode::commit || part.segment.rows <= link::max_block);
     // The table of lanes is indexed by the segment here: one entry each.
     entries.push_back({static_cast<int>(lanes.size()), part.segment.first_row, part.segment.rows, part.segment.position,
                        static_cast<int>(part.mode), 0, nullptr});
     lanes.push_back(part.lane);
+    longest = std::max(longest, part.segment.rows);
+    all_commit = all_commit && part.mode == GdnMode::commit;
   }
   const GdnTables tables{stream.upload(entries.data(), entries.size()), static_cast<int>(entries.size()),
-                         stream.upload(lanes.data(), lanes.size())};
+                         stream.upload(lanes.data(), lanes.size()), all_commit ? longest : 0};
   gdn(stream, geometry, weights, rows, tables, out);
 }
 

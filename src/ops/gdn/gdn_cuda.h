@@ -1,5 +1,5 @@
-// gdn on the GPU: one kernel for verify passes and prefill alike, row by row in the same arithmetic, so that a lane's
-// state has the same bits however its rows were cut into passes.
+// gdn on the GPU: one kernel for verify passes and short prefills, three for long ones, row by row in the same
+// arithmetic, so that a lane's state has the same bits however its rows were cut into passes.
 //
 // What a lane's earlier passes left (state, tape, history, kept) and the tables are read, and the kept rows folded in,
 // while the kernels before this one still run. So between the kernel or copy that wrote them and this one lies a copy,
@@ -17,6 +17,7 @@ struct GdnTables {
   const SegmentEntry* segments = nullptr;
   int segment_count = 0;
   const GdnLane* lanes = nullptr;
+  int longest_commit = 0;  // rows of the longest segment, if all are commit passes; else 0
 };
 
 void gdn(cuda::Stream& stream, const GdnGeometry& geometry, const GdnWeights& weights, const GdnRows& rows,

@@ -100,6 +100,9 @@ void run_sequence(int key_heads, int value_heads) {
   pair.pass("verify after a fold", {{1, 1, verify}, {0, 8, verify}});
   pair.keep(0, 7), pair.keep(1, 1);
   pair.pass("two rows", {{1, 2, verify}, {0, 2, verify}});
+  pair.keep(0, 2), pair.keep(1, 1);
+  pair.pass("long prefills after 2 and 1 kept", {{0, 75, commit}, {1, 18, commit}});
+  pair.pass("verify after those", {{1, 8, verify}, {0, 8, verify}});
 }
 
 TEST(GdnCuda, ThreeValueHeadsPerKeyHead) { run_sequence(2, 6); }

@@ -109,9 +109,32 @@ int wide_from = 33;
 void run(cuda::Stream& stream, const Q4Work& work, bool gated) {
   if (work.tokens < wide_from) {
     launch_q4_rows(stream, work, gated);
+  } else if (gated) {
+    launch_q4_wide_gated(stream, work);
   } else {
     launch_q4_wide(stream, work);
   }
+}
+
+// From 33 tokens on, a launch of one matrix with few rows leaves its sums in parts of K; whether it does is a matter of
+// the matrix alone. True: the reader of `partials` adds them to the output.
+bool cut_in_parts(cuda::Stream& stream, Q4Work& work) {
+  if (work.tokens <= 32) return false;
+  work.parts = q4_wide_parts(work);
+  SPLASH_CHECK(
+      work.parts == 1 || sizeof(float) * work.parts * work.tokens * static_cast<std::size_t>(work.matrices[0].rows) <=
+                             stream.partials_bytes(),
+      "{} rows are too many for one pass", work.tokens);
+  return work.parts > 1;
+}
+
+void run_single(cuda::Stream& stream, Q4Work& work) {
+  const bool in_parts = cut_in_parts(stream, work);
+  run(stream, work, false);
+  if (!in_parts) return;
+  const Q4Matrix& matrix = work.matrices[0];
+  add_parts(stream, {work.partials, work.parts},
+            {matrix.out, work.tokens, matrix.rows, static_cast<std::ptrdiff_t>(matrix.out_stride)}, matrix.accumulate);
 }
 
 }  // namespace
@@ -136,13 +159,14 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
       work = Q4Work{};
     }
   }
-  if (work.matrix_count > 0) run(stream, work, false);
+  if (work.matrix_count > 0) run_single(stream, work);
   for (const LinearTarget& target : targets) stream.forget_panels(target.out);
 }
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out) {
-  if (gate.format != pack::Format::q4 || x.rows >= wide_from) {
+  const bool between = x.rows >= wide_from && (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
+  if (gate.format != pack::Format::q4 || between) {
     MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
     const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
     linear(stream, x, targets);
@@ -153,11 +177,22 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   add_matrix(work, {gate, out, false});
   add_matrix(work, {up, out, false});
   work.gated_panel = stream.panel_to_fill(out);
+  if (x.rows >= wide_from && stream.folds_norms()) work.matrices[0].out = nullptr;
   run(stream, work, true);
 }
 
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
                      MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed) {
+  if (weight.format == pack::Format::q4 && x.rows > 32) {
+    Q4Work work = work_for(stream, x);
+    add_matrix(work, {weight, residual, true});
+    if (cut_in_parts(stream, work)) {
+      run(stream, work, false);
+      stream.forget_panels(residual);
+      add_parts_norm(stream, {work.partials, work.parts}, residual, gain, eps, normed);
+      return;
+    }
+  }
   if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0 ||
       !stream.folds_norms()) {
     linear_add(stream, x, weight, residual);

@@ -1,6 +1,7 @@
 // linear on the GPU. q4 weights: activations are rounded to bf16 (panel.h), products and sums are exact to float32:
 //   up to 32 rows  weights exact: scale * (sum of codes * x) + bias * (sum of x) per group of 64
-//   above          weights rounded once to bf16(q * scale + bias)
+//   above          weights rounded once to bf16(q * scale + bias); matrices of few rows in three fixed
+//                  parts of K
 // so a lane's bits do not depend on company up to 32 rows; the switch is measured in docs/decisions.
 // bf16 and f32 weights: float32 throughout (small matrices of test models).
 #pragma once
@@ -12,8 +13,8 @@ namespace splash::ops {
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
 
-// out = silu(gate x) * (up x) in one launch up to 32 rows. out.data may be null if only a linear reads the result (its
-// panel): `out` then still names the matrix by its address, so pass real scratch.
+// out = silu(gate x) * (up x), in one launch up to 32 rows and from wide_pass_rows on; what reads it next must be a
+// linear (from wide_pass_rows on, a stream that folds norms leaves its floats unwritten).
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out);
 

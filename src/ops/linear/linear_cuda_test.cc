@@ -66,7 +66,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{256, 17408, 8, true}, Case{512, 1024, 16, false}, Case{520, 1024, 13, true},
                       Case{512, 2048, 32, false}, Case{512, 2048, 25, true}, Case{512, 1024, 33, false},
                       Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
-                      Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false}));
+                      Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false},
+                      Case{512, 2048, 40, true}, Case{520, 1664, 64, false}, Case{512, 2048, 100, true},
+                      Case{520, 1664, 300, false}));  // K in parts
 
 TEST(LinearCuda, WideFrom17) {
   Numbers numbers(8);
@@ -212,6 +214,48 @@ TEST(LinearCuda, FoldedNorm) {
     expect_same("residual", download(r2), download(r1));
     expect_close("linear after a folded norm", download(y2), download(y1), 3e-3);
     expect_close("swiglu after a folded norm", download(g2), download(g1), 5e-3);
+  }
+}
+
+// From wide_pass_rows on: K in parts with the norm behind it, gate and up in one launch; the same bits as one by one,
+// and a row's bits do not depend on how many there are.
+TEST(LinearCuda, WidePasses) {
+  Numbers numbers(67);
+  constexpr int width = 512, inner = 1664, after = 520, most = 600;
+  const HostWeight down = random_q4(numbers, width, 2048), gate = random_q4(numbers, inner, width),
+                   up = random_q4(numbers, inner, width), last = random_q4(numbers, after, inner);
+  const std::vector<float> x = numbers.normals(std::size_t(most) * 2048),
+                           residual = numbers.normals(std::size_t(most) * width, 5), gain = numbers.normals(width);
+  std::vector<float> rows;
+  for (const int tokens : {65, 128, 200, 256, 300, most}) {
+    Memory memory;
+    stream().reset();
+    const pack::Weight ddown = memory.weight(down.view), dgate = memory.weight(gate.view), dup = memory.weight(up.view),
+                       dlast = memory.weight(last.view);
+    const std::span<const float> dgain = memory.vector(gain);
+    const auto first = [&](const std::vector<float>& all, int cols) {
+      return memory.matrix({all.begin(), all.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols);
+    };
+    const MatrixView<float> dx = first(x, 2048), r1 = first(residual, width), r2 = first(residual, width);
+    const MatrixView<float> n1 = memory.matrix(tokens, width), n2 = memory.matrix(tokens, width),
+                            g1 = memory.matrix(tokens, inner), u1 = memory.matrix(tokens, inner),
+                            g2 = memory.matrix(tokens, inner), y1 = memory.matrix(tokens, after),
+                            y2 = memory.matrix(tokens, after);
+    linear_add(stream(), dx, ddown, r1);
+    rms_norm(stream(), r1, dgain, 1e-6f, n1);
+    const LinearTarget both[] = {{dgate, g1, false}, {dup, u1, false}};
+    linear(stream(), n1, both);
+    swiglu(stream(), g1, u1, g1);
+    linear(stream(), g1, dlast, y1);
+    linear_add_norm(stream(), dx, ddown, r2, dgain, 1e-6f, n2);
+    linear_swiglu(stream(), n2, dgate, dup, g2);
+    linear(stream(), g2, dlast, y2);
+    expect_same("residual", download(r2), download(r1));
+    std::vector<float> got = download(y2);
+    expect_same("linear behind fused passes", got, download(y1));
+    got.resize(65 * after);
+    if (rows.empty()) rows = got;
+    expect_same("rows in wider passes", got, rows);
   }
 }
 

@@ -1,10 +1,15 @@
 // 4-bit linear for many token rows (33 and more: lanes in company, prefill): wgmma with the weights as register operand
 // A.
 //
-// A block has two consumer warp groups of 64 output rows each and a producer warp. A tile's codes become bf16(q * scale
+// A block has two consumer warp groups of 64 output rows each and producer warps. A tile's codes become bf16(q * scale
 // + bias), rounded once per weight, in registers; tokens come as panel groups from shared memory, so weights never
-// travel as bf16. Accumulators run over all of K without a stop. Unpacking 1024 weights is ~60 instructions of a warp
-// against 4 wgmma of NB / 2 cycles each: hidden from 64 tokens on.
+// travel as bf16. Accumulators run over all of K (or of a fixed part of it) without a stop. Unpacking 1024 weights is
+// ~60 instructions of a warp against 4 wgmma of NB / 2 cycles each: hidden from 64 tokens on.
+//
+// A tile of 128 x 256 at K = 5120 runs at 95 % of the matrix unit (738 TFLOP/s over 258 tiles on 132 multiprocessors,
+// H200); what is lost is lost in the last wave. So matrices of few output rows cut K in `parts`, always the same, and
+// who reads the parts adds them up; and gate and up are one matrix of alternating strips, whose halves meet in the
+// registers of one thread.
 #pragma once
 
 #include "backend/cuda/wgmma.cuh"
@@ -20,6 +25,8 @@ struct Q4WideShape {
   // Few tokens: stream-K, all blocks share every matrix evenly. Many: whole tiles of work, block by block; partial sums
   // would cost more than the uneven end.
   static constexpr bool whole = whole_;
+  static constexpr bool tail =
+      whole && NB == 256;  // gated: tiles that fill no wave are done in quarters (work.tail_from)
   static constexpr int warps = 8;
   static constexpr int strips = 8;  // one per warp
   static constexpr int weight_bytes = strips * TILES * 576;
@@ -33,90 +40,130 @@ struct Q4WideShape {
   static_assert(weight_bytes % 128 == 0);
 };
 
-// The order in which a block visits its units.
-struct UnitOrder {
-  UnitSplit split;
-  bool whole = false;
-  int count = 0;
+// Where a block is in its work. Few tokens: stream-K, a run of units (tile, k) that may begin and end inside a tile.
+// Many: items (tile, part of K), dealt to the blocks in turn.
+template <class Shape>
+struct WideWalk {
+  int tile = 0, part = 0, k = 0, end = 0;  // k: of the K / 64 / TILES steps; the run of this item ends at `end`
+  int item = 0, left = 0;                  // left: units (stream-K) or items
+  int quarter = -1;                        // of the tile's tokens, in the tail; else all
 
-  __device__ __forceinline__ int unit(int i) const {
-    if (!whole) return split.begin(blockIdx.x) + i;
-    return (static_cast<int>(blockIdx.x) + i / split.k_steps * static_cast<int>(gridDim.x)) * split.k_steps +
-           i % split.k_steps;
+  __device__ __forceinline__ void begin(const Q4Work& work, const UnitSplit& split, int tiles) {
+    if constexpr (Shape::whole) {
+      const int items = min(tiles, work.tail_from) * work.parts + max(tiles - work.tail_from, 0) * 4;
+      left = (items - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+      enter(work, split, blockIdx.x);
+    } else {
+      const int first = split.begin(blockIdx.x);
+      left = split.begin(blockIdx.x + 1) - first;
+      tile = first / split.k_steps, k = first % split.k_steps, end = split.k_steps;
+    }
+  }
+  __device__ __forceinline__ void enter(const Q4Work& work, const UnitSplit& split, int next_item) {
+    item = next_item;
+    tile = item / work.parts, part = item % work.parts;
+    if (item >= work.tail_from) {  // never with parts
+      tile = work.tail_from + (item - work.tail_from) / 4, quarter = (item - work.tail_from) % 4;
+    }
+    k = split.k_steps * part / work.parts, end = split.k_steps * (part + 1) / work.parts;
+  }
+  __device__ __forceinline__ bool done() const { return left == 0; }
+  __device__ __forceinline__ void next(const Q4Work& work, const UnitSplit& split) {
+    ++k;
+    if constexpr (Shape::whole) {
+      if (k < end) return;
+      if (--left > 0) enter(work, split, item + static_cast<int>(gridDim.x));
+    } else {
+      --left;
+      if (k == end) k = 0, ++tile;
+    }
   }
 };
 
 template <class Shape>
-__device__ __forceinline__ UnitOrder wide_order(const Q4Work& work, int token_tiles) {
-  UnitOrder order;
-  order.split.k_steps = work.tiles_k / Shape::TILES;  // no rest: checked at launch
-  const int tiles = (work.strips + Shape::strips - 1) / Shape::strips * token_tiles;
-  order.split.units = tiles * order.split.k_steps;
-  order.split.blocks = gridDim.x;
-  order.whole = Shape::whole;
-  if constexpr (Shape::whole) {
-    order.count = (tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
-                  static_cast<int>(gridDim.x) * order.split.k_steps;
-  } else {
-    order.count = order.split.begin(blockIdx.x + 1) - order.split.begin(blockIdx.x);
-  }
-  return order;
+__device__ __forceinline__ UnitSplit wide_split(const Q4Work& work, int tiles) {
+  UnitSplit split;
+  split.k_steps = work.tiles_k / Shape::TILES;  // no rest: checked at launch
+  split.units = tiles * split.k_steps;
+  split.blocks = gridDim.x;
+  return split;
 }
 
-// Producer `part` of four copies its share of the strips; the first also the panel.
-template <class Shape>
-__device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitOrder& order, int token_tiles,
-                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int part,
+// Producer `share` of four copies its share of the strips; the first also the panel.
+template <class Shape, bool gated>
+__device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSplit& split, int token_tiles, int tiles,
+                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int share,
                                                 int lane) {
-  constexpr int share = Shape::strips / Shape::producers;
-  auto request = [&](int i, int stage, bool weights, bool panel) {
-    const int unit = order.unit(i), tile = unit / order.split.k_steps, k_step = unit % order.split.k_steps;
+  constexpr int strips = Shape::strips / Shape::producers;
+  auto request = [&](const WideWalk<Shape>& at, int stage, bool weights, bool panel) {
     const std::uint32_t base = cuda::shared_address(ring + stage * Shape::stage_bytes);
+    const int group_bytes = at.quarter < 0 ? Shape::group_bytes : Shape::group_bytes / 4;
     if (weights) {
       if (lane == 0)
         cuda::barrier_expect(full + stage * 8,
-                             share * Shape::TILES * 576 + (part == 0 ? Shape::TILES * Shape::group_bytes : 0));
+                             strips * Shape::TILES * 576 + (share == 0 ? Shape::TILES * group_bytes : 0));
       __syncwarp();
-      if (lane < share) {
-        const int here = part * share + lane;
-        const int strip = min(tile / token_tiles * Shape::strips + here, work.strips - 1);
-        const Q4Strip place = locate_strip<false>(work, strip);
+      if (lane < strips) {
+        const int here = share * strips + lane;
+        const int strip = min(at.tile / token_tiles * Shape::strips + here, work.strips - 1);
+        const Q4Strip place = locate_strip<gated>(work, strip);
         cuda::bulk_copy(base + here * Shape::TILES * 576,
                         work.matrices[place.matrix].tiles +
-                            (static_cast<std::int64_t>(place.index) * work.tiles_k + k_step * Shape::TILES) * 576,
+                            (static_cast<std::int64_t>(place.index) * work.tiles_k + at.k * Shape::TILES) * 576,
                         Shape::TILES * 576, full + stage * 8);
       }
     }
-    if (panel && lane == 0 && part == 0) {
-      cuda::bulk_copy(base + Shape::weight_bytes,
-                      work.panel + tile % token_tiles * work.panel_tile_bytes +
-                          static_cast<std::int64_t>(k_step) * Shape::TILES * Shape::group_bytes,
-                      Shape::TILES * Shape::group_bytes, full + stage * 8);
+    if (panel && lane == 0 && share == 0) {
+      const std::uint8_t* from = work.panel + at.tile % token_tiles * work.panel_tile_bytes +
+                                 static_cast<std::int64_t>(at.k) * Shape::TILES * Shape::group_bytes;
+      if (at.quarter < 0) {
+        cuda::bulk_copy(base + Shape::weight_bytes, from, Shape::TILES * Shape::group_bytes, full + stage * 8);
+      } else {
+        for (int q = 0; q < Shape::TILES; ++q) {
+          cuda::bulk_copy(base + Shape::weight_bytes + q * group_bytes,
+                          from + q * Shape::group_bytes + at.quarter * group_bytes, group_bytes, full + stage * 8);
+        }
+      }
     }
   };
-  const int ahead = min(Shape::STAGES, order.count);
-  for (int i = 0; i < ahead; ++i) request(i, i, true, false);
+  WideWalk<Shape> walk, first;
+  walk.begin(work, split, tiles);
+  first = walk;
+  int ahead = 0;
+  for (; ahead < Shape::STAGES && !walk.done(); ++ahead) {
+    request(walk, ahead, true, false);
+    walk.next(work, split);
+  }
   cuda::dependents_may_start();
   cuda::wait_for_predecessors();
-  for (int i = 0; i < ahead; ++i) request(i, i, false, true);
-  for (int i = Shape::STAGES; i < order.count; ++i) {
-    const int stage = i % Shape::STAGES;
-    cuda::barrier_wait(empty + stage * 8, (i / Shape::STAGES & 1) ^ 1);
-    request(i, stage, true, true);
+  for (int i = 0; i < ahead; ++i) {
+    request(first, i, false, true);
+    first.next(work, split);
+  }
+  for (int stage = 0, parity = 0; !walk.done(); walk.next(work, split)) {
+    cuda::barrier_wait(empty + stage * 8, parity);
+    request(walk, stage, true, true);
+    if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
   }
 }
 
-// A tile as four A fragments of 16 inputs: bf16(q * scale + bias) for rows g and g + 8.
-__device__ __forceinline__ void dequantise_tile(const std::uint8_t* tile, int lane, std::uint32_t (&a)[16]) {
-  const int g = lane >> 2, t = lane & 3, swap = t >> 1;
-  const int first = t * 64 + g * 4 + 32 * swap, second = t * 64 + g * 4 + 32 * (1 - swap);
+// Two lines of eight output rows as four A fragments of 16 inputs: bf16(q * scale + bias) for row g of each. `lines`
+// and `lines + apart`: where the two begin in their tiles' codes; `scales` and `scales + scales_apart` likewise. An
+// ordinary tile's are its rows 0..7 and 8..15; a gated pair's the same eight rows of gate and of up.
+__device__ __forceinline__ void dequantise_lines(const std::uint8_t* lines, int apart, const std::uint8_t* scales,
+                                                 int scales_apart, int lane, std::uint32_t (&a)[16]) {
+  const int g = lane >> 2, t = lane & 3;
+  // Lanes t = 2, 3 read the two lines in the other order: of an ordinary tile, the 32 lanes then touch 32 banks.
+  const int swap = t >> 1;
+  const std::uint8_t* own = lines + t * 64 + g * 4;
+  const std::uint8_t *first = own + (swap ? apart : 0), *second = own + (swap ? 0 : apart);
   auto broadcast = [&](int offset) {
-    const std::uint32_t value = *reinterpret_cast<const std::uint16_t*>(tile + offset);
+    const std::uint32_t value = *reinterpret_cast<const std::uint16_t*>(scales + 2 * g + offset);
     const std::uint32_t both = value | value << 16;
     return *reinterpret_cast<const __nv_bfloat162*>(&both);
   };
-  const __nv_bfloat162 scale0 = broadcast(512 + 2 * g), scale1 = broadcast(528 + 2 * g);
-  const __nv_bfloat162 bias0 = broadcast(544 + 2 * g), bias1 = broadcast(560 + 2 * g);
+  const __nv_bfloat162 scale0 = broadcast(0), scale1 = broadcast(scales_apart);
+  const __nv_bfloat162 bias0 = broadcast(32), bias1 = broadcast(32 + scales_apart);
   auto weight = [](std::uint32_t word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
     const std::uint32_t biased = cuda::codes_plus_128(word), offset = 0x43004300;
     // 128 is taken off first: it is exact, while 128 * scale in bf16 would cost a quarter of a code step.
@@ -127,8 +174,8 @@ __device__ __forceinline__ void dequantise_tile(const std::uint8_t* tile, int la
   };
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const std::uint32_t wa = *reinterpret_cast<const std::uint32_t*>(tile + j * 256 + first);
-    const std::uint32_t wb = *reinterpret_cast<const std::uint32_t*>(tile + j * 256 + second);
+    const std::uint32_t wa = *reinterpret_cast<const std::uint32_t*>(first + j * 256);
+    const std::uint32_t wb = *reinterpret_cast<const std::uint32_t*>(second + j * 256);
     const std::uint32_t w0 = swap ? wb : wa, w1 = swap ? wa : wb;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -139,63 +186,154 @@ __device__ __forceinline__ void dequantise_tile(const std::uint8_t* tile, int la
   }
 }
 
-template <class Shape>
-__device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitOrder& order, int token_tiles,
-                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int warp,
-                                                int lane) {
-  constexpr int NT = Shape::NB / 8;
-  cuda::wait_for_predecessors();
-  int stage = 0, parity = 0;
-  const int k_steps = order.split.k_steps;
-  for (int i = 0; i < order.count;) {
-    const int unit = order.unit(i), tile = unit / k_steps;
-    const int steps = min(k_steps - unit % k_steps, order.count - i);
-    float acc[NT * 4];
-    std::uint32_t a[2][16];
+// A warp's sixteen rows against the tile of tokens, as parts of a sum that its reader completes: [part][token][row].
+template <int NT>
+__device__ __forceinline__ void store_part(const Q4Work& work, int part, int strip, int first_token, int lane,
+                                           const float (&acc)[NT * 4]) {
+  if (strip >= work.strips) return;
+  const int rows = work.matrices[0].rows, g = lane >> 2, t = lane & 3;
+  float* to = work.partials + static_cast<std::int64_t>(part) * work.tokens * rows + strip * 16 + g;
 #pragma unroll
-    for (int n = 0; n < NT * 4; ++n) acc[n] = 0;
-    int in_flight = -1;  // the stage that the wgmma not yet waited for reads
-    for (int step = 0; step < steps; ++step) {
-      cuda::barrier_wait(full + stage * 8, parity);
-      const std::uint8_t* base = ring + stage * Shape::stage_bytes;
-      const std::uint32_t blocks = cuda::shared_address(base + Shape::weight_bytes);
+  for (int n = 0; n < NT; ++n) {
 #pragma unroll
-      for (int q = 0; q < Shape::TILES; ++q) {
-        dequantise_tile(base + (warp * Shape::TILES + q) * 576, lane, a[q & 1]);
-        cuda::wgmma_fence();
-#pragma unroll
-        for (int m = 0; m < 4; ++m) {
-          cuda::Wgmma<Shape::NB>::run(acc, &a[q & 1][m * 4],
-                                      cuda::matrix_descriptor(blocks + q * Shape::group_bytes + m * 256, 128, 1024), 1);
-        }
-        cuda::wgmma_commit();
-        cuda::wgmma_wait<1>();  // the one before is done: its registers and, at a stage's start, its stage are free
-        if (q == 0 && in_flight >= 0 && lane == 0) cuda::barrier_arrive(empty + in_flight * 8);
-      }
-      in_flight = stage;
-      if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
+    for (int i = 0; i < 4; ++i) {
+      const int token = first_token + n * 8 + 2 * t + (i & 1);
+      if (token < work.tokens && strip * 16 + g + (i >> 1) * 8 < rows)
+        to[static_cast<std::int64_t>(token) * rows + (i >> 1) * 8] = acc[n * 4 + i];
     }
-    cuda::wgmma_wait<0>();
-    if (lane == 0) cuda::barrier_arrive(empty + in_flight * 8);
-    float fragments[1][NT][4];
-#pragma unroll
-    for (int n = 0; n < NT * 4; ++n) fragments[0][n / 4][n % 4] = acc[n];
-    if (Shape::whole || q4_exchange<1, NT>(work, order.split, tile, warp, Shape::warps, lane, fragments)) {
-      q4_store<1, NT, false>(work, tile / token_tiles * Shape::strips + warp, tile % token_tiles * Shape::NB, lane,
-                             fragments);
-    }
-    i += steps;
   }
 }
 
-template <class Shape>
+// Eight columns of silu(gate) * up: a thread has column g of two tokens per step. Lanes g and g ^ 2 trade a token each:
+// elements e and e + 2 of a line are neighbours in the panel, so that four bytes are stored at once.
+template <int NT>
+__device__ __forceinline__ void store_gated(const Q4Work& work, int column, int first_token, int lane,
+                                            const float (&acc)[NT * 4]) {
+  const int g = lane >> 2, t = lane & 3, odd = g >> 1 & 1;
+  const bool exists = column < work.matrices[0].rows;  // rows come in eights, else no panel (checked at launch)
+  const int line = column % cuda::Panel::group / 8;
+  std::byte* to = cuda::panel_row(work.gated_panel, first_token, column) + line / 4 * 512 + line % 4 * 4 +
+                  ((g & 1) * 2 + (g >> 2)) * 128;
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    float value[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float gate = acc[n * 4 + i], up = acc[n * 4 + 2 + i];
+      value[i] = gate / (1.0f + __expf(-gate)) * up;
+    }
+    if (work.matrices[0].out && exists) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = first_token + n * 8 + 2 * t + i;
+        if (token < work.tokens) work.matrices[0].out[token * work.matrices[0].out_stride + column + g] = value[i];
+      }
+    }
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? value[0] : value[1], 8);
+    const std::uint32_t pair = odd ? cuda::pack_bf16(other, value[1]) : cuda::pack_bf16(value[0], other);
+    if (exists && first_token + n * 8 + 2 * t + odd < work.tokens)
+      *reinterpret_cast<std::uint32_t*>(to + n * cuda::Panel::block_bytes + (2 * t + odd) * 16) = pair;
+  }
+}
+
+// A run of steps of one item over NB tokens, a stage each: all of Shape's, or a quarter of them in the tail.
+struct WideRing {
+  const std::uint8_t* memory;
+  std::uint32_t full, empty;
+  int stage = 0, parity = 0;
+};
+template <class Shape, bool gated, int NB>
+__device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp, int lane, float (&acc)[NB / 2]) {
+  // Ordinary: a strip per warp. Gated: two warps share a strip of gate and one of up, eight rows of each per warp.
+  constexpr int tile_stride = Shape::TILES * 576;
+  const int side = warp & 1;
+  const int lines = gated ? (warp & ~1) * tile_stride + side * 32 : warp * tile_stride;
+  const int scales = gated ? (warp & ~1) * tile_stride + 512 + side * 16 : warp * tile_stride + 512;
+  constexpr int apart = gated ? tile_stride : 32, scales_apart = gated ? tile_stride : 16;
+  constexpr int group_bytes = NB / 8 * cuda::Panel::block_bytes;
+  std::uint32_t a[2][16];
+#pragma unroll
+  for (int n = 0; n < NB / 2; ++n) acc[n] = 0;
+  int in_flight = -1;  // the stage that the wgmma not yet waited for reads
+  for (int step = 0; step < steps; ++step) {
+    cuda::barrier_wait(ring.full + ring.stage * 8, ring.parity);
+    const std::uint8_t* base = ring.memory + ring.stage * Shape::stage_bytes;
+    const std::uint32_t blocks = cuda::shared_address(base + Shape::weight_bytes);
+#pragma unroll
+    for (int q = 0; q < Shape::TILES; ++q) {
+      dequantise_lines(base + lines + q * 576, apart, base + scales + q * 576, scales_apart, lane, a[q & 1]);
+      cuda::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        cuda::Wgmma<NB>::run(acc, &a[q & 1][m * 4],
+                             cuda::matrix_descriptor(blocks + q * group_bytes + m * 256, 128, 1024), 1);
+      }
+      cuda::wgmma_commit();
+      cuda::wgmma_wait<1>();  // the one before is done: its registers and, at a stage's start, its stage are free
+      if (q == 0 && in_flight >= 0 && lane == 0) cuda::barrier_arrive(ring.empty + in_flight * 8);
+    }
+    in_flight = ring.stage;
+    if (++ring.stage == Shape::STAGES) ring.stage = 0, ring.parity ^= 1;
+  }
+  cuda::wgmma_wait<0>();
+  if (lane == 0) cuda::barrier_arrive(ring.empty + in_flight * 8);
+}
+
+template <class Shape, bool gated>
+__device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitSplit& split, int token_tiles, int tiles,
+                                                WideRing ring, int warp, int lane) {
+  constexpr int NT = Shape::NB / 8;
+  cuda::wait_for_predecessors();
+  WideWalk<Shape> walk;
+  for (walk.begin(work, split, tiles); !walk.done(); walk.next(work, split)) {
+    const int tile = walk.tile, part = walk.part;
+    const int first_strip = tile / token_tiles * Shape::strips, first_token = tile % token_tiles * Shape::NB;
+    int steps = walk.end - walk.k;
+    if constexpr (Shape::whole) {
+      walk.k = walk.end - 1;
+    } else {
+      steps = min(steps, walk.left);
+      walk.left -= steps - 1, walk.k += steps - 1;
+    }
+    if constexpr (gated) {
+      const int column = (first_strip / 2 + warp / 2) * 16 + (warp & 1) * 8;
+      if constexpr (Shape::tail) {
+        if (walk.quarter >= 0) {
+          constexpr int quarter = Shape::NB / 4;
+          float acc[quarter / 2];
+          multiply_run<Shape, gated, quarter>(ring, steps, warp, lane, acc);
+          store_gated<quarter / 8>(work, column, first_token + walk.quarter * quarter, lane, acc);
+          continue;
+        }
+      }
+      float acc[NT * 4];
+      multiply_run<Shape, gated, Shape::NB>(ring, steps, warp, lane, acc);
+      store_gated<NT>(work, column, first_token, lane, acc);
+    } else {
+      float acc[NT * 4];
+      multiply_run<Shape, gated, Shape::NB>(ring, steps, warp, lane, acc);
+      if (Shape::whole && work.parts > 1) {
+        store_part<NT>(work, part, first_strip + warp, first_token, lane, acc);
+        continue;
+      }
+      float fragments[1][NT][4];
+#pragma unroll
+      for (int n = 0; n < NT * 4; ++n) fragments[0][n / 4][n % 4] = acc[n];
+      if (Shape::whole || q4_exchange<1, NT>(work, split, tile, warp, Shape::warps, lane, fragments))
+        q4_store<1, NT, false>(work, first_strip + warp, first_token, lane, fragments);
+    }
+  }
+}
+
+template <class Shape, bool gated>
 __global__ void __launch_bounds__(Shape::threads, 1)
     q4_wide_kernel(const __grid_constant__ Q4Work work, int token_tiles) {
   extern __shared__ __align__(128) std::uint8_t ring[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const std::uint32_t full = cuda::shared_address(ring + Shape::stage_bytes * Shape::STAGES);
   const std::uint32_t empty = full + Shape::STAGES * 8;
-  const UnitOrder order = wide_order<Shape>(work, token_tiles);
+  const int tiles = (work.strips + Shape::strips - 1) / Shape::strips * token_tiles;
+  const UnitSplit split = wide_split<Shape>(work, tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::STAGES; ++i) {
       cuda::barrier_init(full + i * 8, Shape::producers);
@@ -206,10 +344,10 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   __syncthreads();
   if (warp >= Shape::warps) {
     cuda::give_registers<40>();
-    q4_wide_produce<Shape>(work, order, token_tiles, ring, full, empty, warp - Shape::warps, lane);
+    q4_wide_produce<Shape, gated>(work, split, token_tiles, tiles, ring, full, empty, warp - Shape::warps, lane);
   } else {
     cuda::take_registers<232>();
-    q4_wide_consume<Shape>(work, order, token_tiles, ring, full, empty, warp, lane);
+    q4_wide_consume<Shape, gated>(work, split, token_tiles, tiles, {ring, full, empty}, warp, lane);
   }
 }
 

@@ -21,6 +21,8 @@ struct Q4Work {
   int strips = 0;   // of all matrices
   int tiles_k = 0;  // K / 64
   int tokens = 0;
+  int parts = 1;            // of K, in the wide kernel: one matrix, sums per part to `partials` as [part][token][row]
+  int tail_from = 1 << 30;  // wide, gated: from this tile on, a quarter of the tile's tokens at a time
   const std::uint8_t* panel = nullptr;  // of the input
   std::int64_t panel_tile_bytes = 0;
   // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be

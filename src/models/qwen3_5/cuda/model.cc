@@ -42,6 +42,7 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
   SPLASH_TRY(m.weights_, upload_weights(*m.stream_, *package));
   const std::vector<pack::SectionInfo> sections = package->sections();
   m.four_bit_ = std::ranges::any_of(sections, [](const pack::SectionInfo& section) { return section.kind == "q4"; });
+  m.stream_->set_wide_passes_apart(m.four_bit_);  // pad_prefill
   m.stream_->set_folds_norms(std::ranges::none_of(sections, [](const pack::SectionInfo& section) {
     return section.component == pack::Component::target && (section.kind == "bf16" || section.kind == "f32");
   }));

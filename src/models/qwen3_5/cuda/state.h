@@ -1,6 +1,7 @@
 // What a model on the GPU remembers between steps: pages and lanes in device memory, snapshots in host memory.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -23,8 +24,12 @@ class CudaState {
 
   // The recurrent layers find the next pass's segments here; its lane numbers index the lanes of this state.
   void use(const ops::SegmentEntry* table) { segments_ = table; }
-  ops::GdnTables gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode>, int layer) const {
-    return {segments_, static_cast<int>(segments.size()), gdn_lanes_.as<ops::GdnLane>() + layer * lanes_};
+  ops::GdnTables gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode> modes,
+                              int layer) const {
+    int longest = 0;
+    for (const ops::Segment& segment : segments) longest = std::max(longest, segment.rows);
+    if (std::ranges::any_of(modes, [](ops::GdnMode mode) { return mode != ops::GdnMode::commit; })) longest = 0;
+    return {segments_, static_cast<int>(segments.size()), gdn_lanes_.as<ops::GdnLane>() + layer * lanes_, longest};
   }
   ops::GdnLane gdn(int lane, int layer) const;
 

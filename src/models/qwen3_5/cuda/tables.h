@@ -12,8 +12,7 @@
 
 namespace splash::models::qwen3_5 {
 
-// Rows from which on a 4-bit linear's bits do not depend on the number of rows.
-inline constexpr int least_prefill_rows = 65;
+inline constexpr int least_prefill_rows = cuda::wide_pass_rows;
 
 // Limits that size the tables.
 struct TableSizes {
@@ -42,11 +41,11 @@ struct StepTables {
   cuda::TwinTable<Token> draft_tokens;             // [lanes][block]
   cuda::TwinTable<ops::DraftBlockSegment> blocks;  // [draft layer][lanes]
 
-  cuda::Twin own;                           // copied in parts
-  cuda::TwinTable<ops::PageId> pages;       // [lane][pages]
-  cuda::TwinTable<std::uint32_t> masks;     // [row][mask_words]
-  cuda::TwinTable<Token> drafted;           // host: the walked tokens of a step with grammars
-  cuda::PinnedBuffer results;               // written by the device
+  cuda::Twin own;                             // copied in parts
+  cuda::TwinTable<ops::PageId> pages;         // [lane][pages]
+  cuda::TwinTable<std::uint32_t> masks;       // [row][mask_words]
+  cuda::TwinTable<Token> drafted;             // host: the walked tokens of a step with grammars
+  cuda::PinnedBuffer results;                 // written by the device
   ops::LaneChosen* prefill_chosen = nullptr;  // [lanes] each, in `results`
   ops::LaneChosen* decode_chosen = nullptr;
   TableSizes sizes;

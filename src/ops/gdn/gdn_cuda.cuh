@@ -1,0 +1,143 @@
+// What the kernels of gdn on the GPU share: where things lie, and the arithmetic of a row, operation by operation
+// (every contraction is spelled out), so that a row has the same bits whichever kernel runs it.
+#pragma once
+
+#include "backend/cuda/lines.cuh"
+#include "ops/gdn/gdn_cuda.h"
+
+namespace splash::ops::delta {
+
+constexpr int dim = 128;    // of a key and of a value
+constexpr int half = 64;    // value columns of a half of the state
+constexpr int history = 3;  // conv_kernel - 1
+constexpr int batch = 16;   // rows staged at a time; link::max_block rows fit
+static_assert(batch >= link::max_block);
+
+struct Arguments {
+  GdnGeometry geometry;
+  const float* conv_weights;
+  const float* a_log;
+  const float* dt_bias;
+  const float* norm;
+  GdnRows rows;
+  MatrixView<float> out;
+  cuda::Panel panel;
+  GdnTables tables;
+};
+
+struct TapeRow {
+  float* k;
+  float* d;
+  float* alpha;
+  float* raw;
+};
+__device__ __forceinline__ TapeRow tape_row(int key_heads, int value_heads, float* tape, int row) {
+  const int channels = (2 * key_heads + value_heads) * dim;
+  float* k = tape + static_cast<std::int64_t>(row) * ((key_heads + value_heads) * dim + value_heads + channels);
+  float* d = k + key_heads * dim;
+  float* alpha = d + value_heads * dim;
+  return {k, d, alpha, alpha + value_heads};
+}
+
+// The state of a value head in memory: [half][float4 j][thread of 256], so that a warp of eight columns reads and
+// writes whole lines. Thread: 32 * (column / 8) + 8 * (column / 2 % 4) + part; j = 4 * (column % 2) + i; the four
+// floats are keys 32 i + 4 part + 0..3.
+constexpr int state_threads = 256;
+__device__ __forceinline__ float4* state_at(const GdnLane& lane, int value_head, int side, int j, int thread) {
+  return reinterpret_cast<float4*>(lane.state) +
+         ((static_cast<std::int64_t>(value_head) * 2 + side) * 8 + j) * state_threads + thread;
+}
+
+// Good to a few units in the last place, and short: the exact division costs more than everything around it.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// Convolution + SiLU of one channel; past: the three inputs before this one, oldest first.
+__device__ __forceinline__ float convolved(const float4& w, const float (&past)[history], float now) {
+  float sum = __fmul_rn(w.x, past[0]);
+  sum = fmaf(w.y, past[1], sum);
+  sum = fmaf(w.z, past[2], sum);
+  sum = fmaf(w.w, now, sum);
+  return __fmul_rn(sum, sigmoid(sum));
+}
+
+struct Gates {
+  float alpha, beta;
+};
+__device__ __forceinline__ Gates gates_of(const Arguments& args, int row, int value_head) {
+  const float b = cuda::row_of(args.rows.b, row)[value_head];
+  const float a = cuda::row_of(args.rows.a, row)[value_head] + args.dt_bias[value_head];
+  const float softplus = a > 20.0f ? a : log1pf(expf(a));
+  return {expf(__fmul_rn(-expf(args.a_log[value_head]), softplus)), sigmoid(b)};
+}
+
+// q / |q| / sqrt(128) and k / |k| of one row, four columns per lane of a warp; returns their product k . q.
+__device__ __forceinline__ float dot4(const float4& a, const float4& b) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, __fmul_rn(a.x, b.x))));
+}
+__device__ __forceinline__ float normalise(float4& q, float4& k) {
+  float qq = dot4(q, q), kk = dot4(k, k), kq = dot4(k, q);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance >>= 1) {
+    qq += __shfl_xor_sync(0xffffffffu, qq, distance);
+    kk += __shfl_xor_sync(0xffffffffu, kk, distance);
+    kq += __shfl_xor_sync(0xffffffffu, kq, distance);
+  }
+  const float q_scale = __fmul_rn(0.08838834764831845f, rsqrtf(qq + 1e-6f)), k_scale = rsqrtf(kk + 1e-6f);
+  q.x *= q_scale, q.y *= q_scale, q.z *= q_scale, q.w *= q_scale;
+  k.x *= k_scale, k.y *= k_scale, k.z *= k_scale, k.w *= k_scale;
+  return kq * q_scale * k_scale;
+}
+
+// A thread's 16 keys of a vector, keys 32 i + 4 part + e.
+using Keys = float[4][4];
+__device__ __forceinline__ void load_vector(const float* vector, int part, Keys& values) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = *reinterpret_cast<const float4*>(vector + 32 * i + 4 * part);
+    values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
+  }
+}
+// One column: S^T x over this thread's keys; the eight parts meet by a butterfly (distances 1, 2, 4).
+__device__ __forceinline__ float multiply(const Keys& s, const Keys& x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum = fmaf(s[i][e], x[i][e], sum);
+  }
+  return sum;
+}
+// S <- alpha S + k d^T: the same operations for a new row and for a kept one.
+__device__ __forceinline__ void update(Keys& s, float alpha, const Keys& k, float d) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[i][e] = fmaf(k[i][e], d, __fmul_rn(alpha, s[i][e]));
+  }
+}
+// d = beta (v - alpha S^T k), o = alpha S^T q + d (k . q): both products are of the old state.
+__device__ __forceinline__ float change(float alpha, float beta, float v, float state_key) {
+  return __fmul_rn(beta, fmaf(-alpha, state_key, v));
+}
+__device__ __forceinline__ float output(float alpha, float d, float key_query, float state_query) {
+  return fmaf(d, key_query, __fmul_rn(alpha, state_query));
+}
+
+// Sum of squares over 64 columns, eight of them per lane; every lane of the eight gets it.
+__device__ __forceinline__ float half_squares(const float (&o)[8]) {
+  float squares = __fmul_rn(o[0], o[0]);
+#pragma unroll
+  for (int i = 1; i < 8; ++i) squares = fmaf(o[i], o[i], squares);
+#pragma unroll
+  for (int distance = 1; distance < 8; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+  return squares;
+}
+// Gated RMSNorm of eight columns; squares: of the whole value head.
+__device__ __forceinline__ void gate_and_norm(const Arguments& args, float squares, int column, const float (&z)[8],
+                                              float (&o)[8]) {
+  const float scale = rsqrtf(fmaf(squares, 1.0f / dim, args.geometry.rms_eps));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) o[i] = o[i] * scale * args.norm[column + i] * (z[i] * sigmoid(z[i]));
+}
+
+}  // namespace splash::ops::delta
