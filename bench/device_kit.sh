@@ -1,6 +1,6 @@
 #!/bin/bash
 # Packs what bench/device.sh runs into one compressed folder for a GPU machine that builds nothing:
-#   bench/device_kit.sh BUILD KIT.tar.xz     BUILD: a build folder with CUDA (cmake --preset cuda)
+#   bench/device_kit.sh BUILD KIT.tar.xz     BUILD: build-cuda, after cmake --preset cuda
 # Builds the programs that are not up to date, strips them (line tables go, symbols that compute-sanitizer prints stay out too),
 # adds the shared libraries that a plain Linux lacks, and the golden fixtures. There:
 #   mkdir /tmp/kit && tar -xJf KIT.tar.xz -C /tmp/kit && bench/device.sh /tmp/kit

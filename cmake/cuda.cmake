@@ -1,22 +1,34 @@
-# The CUDA backend. SPLASH_CUDA: OFF leaves it out; ON demands a compiler (scripts/fetch_cuda.sh brings one); AUTO takes it if one is
-# there. Hopper only for now: explicit -gencode, because a plain sm_90 pass would reject wgmma.
-set(SPLASH_CUDA OFF CACHE STRING "CUDA backend: OFF, ON or AUTO")
-set_property(CACHE SPLASH_CUDA PROPERTY STRINGS OFF ON AUTO)
+# The CUDA backend. SPLASH_CUDA: AUTO builds it where a compiler is there or can be fetched (scripts/fetch_cuda.sh) and says so where
+# not; ON demands it; OFF leaves it out. The program that comes out finds the driver at run time and needs none. Hopper only for now:
+# explicit -gencode, because a plain sm_90 pass would reject wgmma.
+set(SPLASH_CUDA AUTO CACHE STRING "CUDA backend: AUTO, ON or OFF")
+set_property(CACHE SPLASH_CUDA PROPERTY STRINGS AUTO ON OFF)
+# The programs that need a GPU to do anything (conformance, golden, built-in model, device_bench): bench/device_kit.sh wants them, on
+# other machines they would only cost time to compile.
+option(SPLASH_CUDA_TESTS "build the programs that need a GPU" OFF)
 set(SPLASH_CUDA_KIT "${CMAKE_BINARY_DIR}/kit" CACHE PATH "where fetch_cuda.sh puts or links the CUDA toolkit")
 
 set(SPLASH_WITH_CUDA OFF)
-if(SPLASH_CUDA STREQUAL "OFF")
+string(TOUPPER "${SPLASH_CUDA}" SPLASH_CUDA_WISH)
+if(SPLASH_CUDA_WISH STREQUAL "OFF")
   return()
 endif()
-if(SPLASH_CUDA STREQUAL "ON" AND NOT EXISTS ${SPLASH_CUDA_KIT}/bin/nvcc)
-  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/fetch_cuda.sh ${SPLASH_CUDA_KIT} COMMAND_ERROR_IS_FATAL ANY)
+if(NOT EXISTS ${SPLASH_CUDA_KIT}/bin/nvcc)
+  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/fetch_cuda.sh ${SPLASH_CUDA_KIT} ERROR_VARIABLE complaint
+                  ERROR_STRIP_TRAILING_WHITESPACE)
 endif()
 if(NOT EXISTS ${SPLASH_CUDA_KIT}/bin/nvcc)
-  message(STATUS "No CUDA compiler in ${SPLASH_CUDA_KIT}: building without the CUDA backend")
+  if(SPLASH_CUDA_WISH STREQUAL "ON")
+    message(FATAL_ERROR "${complaint}\nSPLASH_CUDA=OFF builds for the CPU alone.")
+  endif()
+  message(NOTICE "setup: building for the CPU alone, without the CUDA backend (${complaint})")
   return()
 endif()
 set(SPLASH_WITH_CUDA ON)
 set(CMAKE_CUDA_COMPILER ${SPLASH_CUDA_KIT}/bin/nvcc)
+if(SPLASH_CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${SPLASH_CCACHE})
+endif()
 set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Brings the CUDA compiler into a folder: scripts/fetch_cuda.sh DEST, then DEST/bin/nvcc works.
 # An installed toolkit >= 13.0 (CUDA_HOME, /usr/local/cuda or nvcc on the PATH) is linked instead of fetched.
-# Fetched are NVIDIA's own wheels at pinned versions; their licence lets us use them at build time, so none is
-# committed or shipped. Idempotent: a finished DEST is left alone. Quiet unless something fails.
+# Fetched are NVIDIA's own wheels, pinned by hash in cuda_wheels.txt; their licence lets us use them at build time, so none
+# is committed or shipped. Idempotent: a finished DEST is left alone. Quiet unless something fails.
 set -eu
 dest=${1:?usage: fetch_cuda.sh DEST}
 wanted=13.0
@@ -20,18 +20,25 @@ for home in "${CUDA_HOME:-}" /usr/local/cuda "$(dirname "$(dirname "$(command -v
   fi
 done
 
-parts="nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
-  nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.86 nvidia-cuda-nvdisasm==13.2.86"
-staging=$dest.staging
-rm -rf "$staging"
-# shellcheck disable=SC2086  # the list is meant to split
-if ! log=$(python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps \
-           --target "$staging" $parts 2>&1); then
-  echo "$log" >&2
-  echo "fetch_cuda: could not fetch the CUDA compiler; build with SPLASH_CUDA=OFF to leave the backend out" >&2
+if [ "$(uname -sm)" != "Linux x86_64" ]; then
+  echo "fetch_cuda: no compiler is pinned for $(uname -sm): install a CUDA toolkit >= $wanted" >&2
   exit 1
 fi
-kit=$staging/nvidia/cu13
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+staging=$dest.staging
+rm -rf "$staging"
+mkdir -p "$staging"
+# Debian's python3 may come without pip, but its venv brings one.
+pip="$python -m pip"
+$pip --version >/dev/null 2>&1 || { $python -m venv "$staging/venv" && pip="$staging/venv/bin/python -m pip"; }
+if ! log=$($pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary=:all: --require-hashes \
+           --retries 2 --timeout 20 --target "$staging/kit" --requirement "$here/cuda_wheels.txt" 2>&1); then
+  echo "fetch_cuda: the CUDA compiler could not be fetched: $(printf '%s\n' "$log" | tail -n 1)" >&2
+  rm -rf "$staging"
+  exit 1
+fi
+kit=$staging/kit/nvidia/cu13
 ln -sfn lib "$kit/lib64"
 rm -rf "$dest"
 mv "$kit" "$dest"

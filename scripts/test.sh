@@ -14,6 +14,10 @@ scripts/setup_client_venv.sh build/client-venv || exit 1
 
 say "build"
 ninja -C build -j"$jobs" --quiet || exit 1
+if [ -x build/kit/bin/cuobjdump ]; then
+  say "registers of the CUDA kernels (a test fails where a hot one spills)"
+  bench/cuda/resources.sh build/kit/bin/cuobjdump build/src/ops/libsplash_ops_cuda.a | tee build/cuda-registers.txt
+fi
 say "release tests"
 ctest --test-dir build -j"$jobs" --output-on-failure --no-tests=error 2>&1 | tee build/ctest.log | grep -v '^ *Start '
 release=${PIPESTATUS[0]}

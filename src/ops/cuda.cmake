@@ -10,6 +10,9 @@ splash_cuda_library(splash_ops_cuda
                     DEPS splash_backend_cuda splash_pack splash_link)
 splash_cuda_resources(splash_ops_cuda)
 
+if(NOT SPLASH_CUDA_TESTS)
+  return()
+endif()
 add_executable(cuda_conformance linear/linear_cuda_test.cc gdn/gdn_cuda_test.cc attention/attention_cuda_test.cc draft/draft_cuda_test.cc
                sampling/law_cuda_test.cc)
 target_compile_definitions(cuda_conformance PRIVATE FMT_HEADER_ONLY)
