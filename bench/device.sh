@@ -117,15 +117,15 @@ for step in $steps; do
         rm -f "$out/part"
       fi
       if [ -n "${SYNTH-}" ]; then
-        try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" /tmp/synth
+        [ -e "/tmp/synth-$SYNTH/manifest.json" ] || try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" "/tmp/synth-$SYNTH"
         for lanes in 1 4 8; do
-          try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, $lanes lanes x 8" "$bin/splash" bench step /tmp/synth --backend cuda --lanes $lanes --rows 8 --context 1024 --steps 40 --json
+          try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, $lanes lanes x 8" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --lanes $lanes --rows 8 --context 1024 --steps 40 --json
         done
-        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 row" "$bin/splash" bench step /tmp/synth --backend cuda --plain --context 1024 --steps 40 --json
-        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 lane x 8 at 32K" "$bin/splash" bench step /tmp/synth --backend cuda --rows 8 --context 32700 --steps 40 --json
-        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill /tmp/synth --backend cuda --lengths 512,4096,32768 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 row" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --plain --context 1024 --steps 40 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 lane x 8 at 32K" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --rows 8 --context 32700 --steps 40 --json
+        try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill "/tmp/synth-$SYNTH" --backend cuda --lengths 512,4096,32768 --json
         # With the built-in model's tokenizer, for which a word of the bench is one token.
-        try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first token" "$bin/splash" bench serve /tmp/synth --backend cuda --lanes 1 --context 40K --clients 1 --turns 6 --prompt-words "${WORDS-32000}" --tokens 4 --json
+        try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first token" "$bin/splash" bench serve "/tmp/synth-$SYNTH" --backend cuda --lanes 1 --context 40K --clients 1 --turns 6 --prompt-words "${WORDS-32000}" --tokens 4 --json
       fi
       grep -h '^{' "$out/bench.txt" | sed "s/^{/{$machine,/" > "$out/model.jsonl"
       cat "$out/bench.txt"
