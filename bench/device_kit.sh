@@ -29,5 +29,5 @@ for fixture in dense dense-mlx4 dense-draft; do
   [ ! -d "$shared/fixtures/$fixture" ] || cp -r --no-preserve=mode "$shared/fixtures/$fixture" "$stage/fixtures/"
 done
 mkdir -p "$(dirname "$kit")"
-tar -C "$stage" -cf - . | xz -T1 --lzma2=preset=6,dict=128MiB > "$kit"
+tar -C "$stage" -cf - . | xz -T1 --lzma2=preset=2,dict=128MiB > "$kit"
 du -h "$kit"
