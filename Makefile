@@ -1,8 +1,12 @@
 # The front door. `make serve`: set-up, build, serve the built-in model. `make test`: set-up, build, all tests.
 MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc)
-# off: no CUDA backend; on: a build without it is an error; auto: as the machine and the network allow.
-SPLASH_CUDA ?= auto
+# The CUDA backend. auto: as the machine and the network allow; on: a build without it is an error; off: none. Unstated, a build
+# folder stays as it is, and a new one is auto, but for `make test`: there the kernels' five CPU minutes have to be asked for.
+ifdef SPLASH_CUDA
+CUDA_STAMP := build/.cuda-$(SPLASH_CUDA)
+endif
+CUDA_WISH := $(or $(SPLASH_CUDA),$(if $(filter test,$(MAKECMDGOALS)),off,auto))
 ASSETS := build/test-assets
 
 .PHONY: serve test test-tsan build setup clean
@@ -16,8 +20,8 @@ build: build/build.ninja
 setup:
 	@scripts/setup.sh
 
-build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake cmake/cuda.cmake build/.cuda-$(SPLASH_CUDA) | setup
-	@cmake --preset release -DSPLASH_CUDA=$(SPLASH_CUDA) >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
+build/build.ninja: CMakeLists.txt CMakePresets.json cmake/splash.cmake cmake/cuda.cmake $(CUDA_STAMP) | setup
+	@cmake --preset release -DSPLASH_CUDA=$(CUDA_WISH) >build-configure.log 2>&1 || { cat build-configure.log; exit 1; }
 	@grep '^setup:' build-configure.log || true
 	@rm -f build-configure.log
 
