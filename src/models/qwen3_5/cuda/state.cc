@@ -81,15 +81,23 @@ void CudaState::set_kept_zero(int lane) {
   stream_.note(cudaMemsetAsync(kept_ + lane, 0, sizeof(int), stream_.native()), "clear kept");
 }
 
+void CudaState::Snapshot::take(std::size_t bytes) {
+  if (data() != nullptr) return;
+  if (auto taken = cuda::PinnedBuffer::allocate(bytes)) {
+    pinned = std::move(*taken);
+  } else {
+    ordinary.resize(bytes);
+  }
+}
+
+void CudaState::pin_snapshots(std::int64_t most_bytes) {
+  const std::size_t count = std::min(snapshots_.size(), static_cast<std::size_t>(most_bytes) / rest_bytes());
+  for (std::size_t i = 0; i < count; ++i) snapshots_[i].take(rest_bytes());
+}
+
 void CudaState::save(int lane, int snapshot) {
   Snapshot& to = snapshots_[snapshot];
-  if (to.data() == nullptr) {
-    if (auto pinned = cuda::PinnedBuffer::allocate(rest_bytes())) {
-      to.pinned = std::move(*pinned);
-    } else {
-      to.ordinary.resize(rest_bytes());
-    }
-  }
+  to.take(rest_bytes());
   const cudaStream_t main = stream_.native();
   stream_.note(cudaStreamWaitEvent(main, copied_, 0), "save");  // the staging buffer is free
   stream_.note(cudaMemcpyAsync(staging_.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, main), "save");

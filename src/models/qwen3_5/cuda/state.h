@@ -38,6 +38,9 @@ class CudaState {
   void set_kept_zero(int lane);
   // The lane must be at rest. The copy to the host runs beside the steps that follow.
   void save(int lane, int snapshot);
+  // Takes the host memory of the first snapshots now, as many as fit: to pin it takes longer than a step, and a first
+  // save stands between a prompt and its first token.
+  void pin_snapshots(std::int64_t most_bytes);
   void restore(int lane, int snapshot);
   void copy_page(int from, int to);
 
@@ -57,6 +60,7 @@ class CudaState {
     cuda::PinnedBuffer pinned;
     std::vector<std::byte> ordinary;
     std::byte* data() { return pinned.data() ? pinned.data() : ordinary.data(); }
+    void take(std::size_t bytes);
   };
 
   cuda::Stream& stream_;

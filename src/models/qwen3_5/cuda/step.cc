@@ -339,6 +339,7 @@ Result<const CudaModel::Recorded*> CudaModel::recorded(const Shape& shape) {
 
 Status CudaModel::prepare() {
   stream_->make_current();
+  state_->pin_snapshots(std::int64_t{4} << 30);
   for (const auto kind : {ops::LawKind::greedy, ops::LawKind::few}) {
     for (int lanes = 1; lanes <= facts_.lanes; ++lanes) {
       for (int width = 1;; width = std::min(2 * width, facts_.block_rows)) {
