@@ -26,6 +26,11 @@ inline float reduce_max(Vec v) {
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
+// Of two numbers; a NaN in b is passed on, a NaN in a is not.
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline VecInt max(VecInt a, VecInt b) { return (VecInt)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+inline VecInt min(VecInt a, VecInt b) { return (VecInt)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 inline VecInt bits_of(Vec v) { return (VecInt)v; }
 inline Vec floats_of(VecInt v) { return (Vec)v; }
 inline Vec to_float(VecInt v) { return _mm512_cvtepi32_ps((__m512i)v); }

@@ -11,9 +11,6 @@ inline Vec load(const float* p) {
 }
 inline void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 inline Vec zero() { return Vec{}; }
-// A NaN in b is passed on, a NaN in a is not.
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
-inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
 inline Vec abs(Vec v) { return floats_of(bits_of(v) & 0x7fffffff); }
 inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
 
@@ -34,12 +31,9 @@ inline constexpr float round_magic = 12582912.0f;
 inline constexpr std::int32_t round_magic_bits = 0x4b400000;
 // Nearest integer, ties to even, clamped to +-limit. NaN gives +-limit, never undefined behaviour.
 inline VecInt round_to_int(Vec v, int limit) {
-  const float bound = static_cast<float>(limit);
-  v = v > bound ? set(bound) : v;
-  v = v < -bound ? set(-bound) : v;
-  VecInt n = bits_of(v + round_magic) - round_magic_bits;
-  n = n > limit ? limit + VecInt{} : n;
-  return n < -limit ? -limit + VecInt{} : n;
+  // Bits of positive sums ascend with the sum, those of negative ones would not: they are kept out before, NaN after.
+  const VecInt n = bits_of(max(set(-static_cast<float>(limit)), v) + round_magic) - round_magic_bits;
+  return max(-limit + VecInt{}, min(limit + VecInt{}, n));
 }
 
 // e^x. Range reduction x = n ln2 + r, |r| <= ln2 / 2, degree-6 polynomial for e^r, scaled by 2^n: relative error below
@@ -47,8 +41,7 @@ inline VecInt round_to_int(Vec v, int limit) {
 // 88.3 it stays at e^88.3 = 2.2e38, NaN stays NaN.
 inline Vec exp(Vec x) {
   const Vec original = x;
-  x = x > 88.3f ? set(88.3f) : x;
-  x = x < -87.3f ? set(-87.3f) : x;
+  x = max(set(-87.3f), min(set(88.3f), x));
   const Vec shifted = fma(x, set(1.44269504088896341f), set(round_magic));
   const Vec n = shifted - round_magic;
   Vec r = fma(n, set(-0.693359375f), x);

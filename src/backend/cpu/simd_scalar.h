@@ -19,6 +19,11 @@ inline float reduce_max(Vec v) {
   const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
   return a > b ? a : b;
 }
+// Of two numbers; a NaN in b is passed on, a NaN in a is not.
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
+inline VecInt max(VecInt a, VecInt b) { return a > b ? a : b; }
+inline VecInt min(VecInt a, VecInt b) { return a < b ? a : b; }
 inline VecInt bits_of(Vec v) { return (VecInt)v; }
 inline Vec floats_of(VecInt v) { return (Vec)v; }
 inline Vec to_float(VecInt v) { return __builtin_convertvector(v, Vec); }

@@ -91,12 +91,21 @@ struct Task {
   std::int64_t cost;  // pages times queries
 };
 
-std::vector<Task> tasks_of(const AttentionPass& pass, std::span<const Segment> segments) {
+// Tasks of up to group_rows rows, of fewer where that leaves threads without one (a row's bits do not depend on its task).
+std::vector<Task> tasks_of(const AttentionPass& pass, std::span<const Segment> segments, int threads) {
+  int most_rows = 0, task_rows = group_rows;
+  for (const Segment& segment : segments) most_rows = std::max(most_rows, segment.rows);
+  const auto count = [&] {
+    int tasks = 0;
+    for (const Segment& segment : segments) tasks += (segment.rows + task_rows - 1) / task_rows * pass.geometry.kv_heads;
+    return tasks;
+  };
+  while (task_rows > 1 && count() < threads) task_rows = (std::min(task_rows, most_rows) + 1) / 2;
   std::vector<Task> tasks;
   for (const Segment& segment : segments) {
     for (int kv_head = 0; kv_head < pass.geometry.kv_heads; ++kv_head) {
-      for (int first = 0; first < segment.rows; first += group_rows) {
-        const int rows = std::min(group_rows, segment.rows - first);
+      for (int first = 0; first < segment.rows; first += task_rows) {
+        const int rows = std::min(task_rows, segment.rows - first);
         tasks.push_back({&segment, first, rows, kv_head,
                          std::int64_t{rows} * ((segment.position + first + rows - 1) / attention_page + 1)});
       }
@@ -151,10 +160,11 @@ void attention(cpu::Stream& stream, const AttentionGeometry& geometry, const Att
     }
   });
 
-  const std::vector<Task> tasks = tasks_of(pass, segments);
+  const int threads = stream.pool().threads();
+  const std::vector<Task> tasks = tasks_of(pass, segments, threads);
   std::int64_t total = 0;
   for (const Task& task : tasks) total += task.cost;
-  const int threads = stream.pool().threads(), width = group_rows * (geometry.query_heads / geometry.kv_heads);
+  const int width = group_rows * (geometry.query_heads / geometry.kv_heads);
   auto* query_states = scratch.allocate<AttentionQuery>(static_cast<std::size_t>(threads) * width);
   auto* sums = scratch.allocate<float>(static_cast<std::size_t>(threads) * width * geometry.head_dim);
   stream.pool().run([&](int thread) {

@@ -44,12 +44,6 @@ int left_edge(const DraftAttentionGeometry& geometry, const DraftBlockSegment& s
   return std::clamp(segment.position + slot - geometry.window + 1, 0, segment.position);
 }
 
-void attend(const Pass& pass, const DraftKeys& keys, DraftQuery* queries, int count) {
-  DraftKeys padded = keys;
-  for (int key = padded.count; key % 4 != 0; ++key) padded.keys[key] = padded.keys[0];
-  pass.kernels.attend_chunk(padded, pass.geometry.head_dim, queries, count);
-}
-
 // All query heads of one kv head of one block: the context in chunks that begin at multiples of 32, then the block.
 void attend_head(const Pass& pass, const DraftBlockSegment& segment, int kv_head, DraftQuery* queries, float* sums) {
   const DraftAttentionGeometry& geometry = pass.geometry;
@@ -69,7 +63,7 @@ void attend_head(const Pass& pass, const DraftBlockSegment& segment, int kv_head
       keys.values[key] = segment.ring.values + at;
     }
     for (int q = 0; q < count; ++q) queries[q].first_key = std::max(0, left_edge(geometry, segment, q / group) - first);
-    attend(pass, keys, queries, count);
+    pass.kernels.attend_chunk(keys, dim, queries, count);
   }
   keys.count = pass.block;
   for (int key = 0; key < pass.block; ++key) {
@@ -77,7 +71,7 @@ void attend_head(const Pass& pass, const DraftBlockSegment& segment, int kv_head
     keys.values[key] = pass.v.row(segment.first_row + key) + kv_head * dim;
   }
   for (int q = 0; q < count; ++q) queries[q].first_key = 0;
-  attend(pass, keys, queries, count);
+  pass.kernels.attend_chunk(keys, dim, queries, count);
   for (int q = 0; q < count; ++q) {
     pass.kernels.finish(queries[q], dim, pass.out.row(segment.first_row + q / group) + (kv_head * group + q % group) * dim);
   }

@@ -23,6 +23,7 @@ struct DraftQuery {
 
 struct DraftAttentionKernels {
   void (*rotate_head)(const RotateHead& head, const float* x, float* out);
+  // The queries' first keys ascend.
   void (*attend_chunk)(const DraftKeys& keys, int dim, DraftQuery* queries, int count);
   void (*finish)(const DraftQuery& query, int dim, float* out);
 };

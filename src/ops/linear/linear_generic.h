@@ -34,7 +34,8 @@ inline Cell cell_of(const QuantisedBlock& block, int row, int group) {
   return {tile + (row - first), (tile * block.planes + (row - first)) * 64, tile_rows};
 }
 
-void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
+template <int PLANES>
+void quantise_planes(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
   constexpr int parts = 64 / width;
   for (int row = 0; row < block.rows; ++row) {
     for (int group = first; group < last; ++group) {
@@ -49,11 +50,7 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
       const Cell cell = cell_of(block, row, group);
       const float step = reduce_max(largest) / 127.0f;
       std::int8_t* codes = block.codes + cell.first_code;
-      const auto sum_of = [](const std::int8_t* plane) {
-        int sum = 0;
-        for (int k = 0; k < 64; ++k) sum += plane[k];
-        return sum;
-      };
+      VecInt total = {};
       const Vec divisor = set(step);
 #pragma GCC unroll 16
       for (int part = 0; part < parts; ++part) {
@@ -61,20 +58,30 @@ void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const 
         else v[part] = zero();
         const VecInt n = round_to_int(v[part], 127);
         store_int8(codes + part * width, n);
-        v[part] = v[part] - to_float(n);
+        total += n;
+        if constexpr (PLANES == 2) v[part] = v[part] - to_float(n);
       }
-      int sum = sum_of(codes);
       float unit = step;
-      if (block.planes == 2) {
+      if constexpr (PLANES == 2) {
         std::int8_t* second = codes + std::ptrdiff_t{cell.tile_rows} * 64;
-        for (int part = 0; part < parts; ++part) store_int8(second + part * width, round_to_int(v[part] * set(256.0f), 127));
-        sum = 256 * sum + sum_of(second);
+        total = total << 8;
+        for (int part = 0; part < parts; ++part) {
+          const VecInt n = round_to_int(v[part] * set(256.0f), 127);
+          store_int8(second + part * width, n);
+          total += n;
+        }
         unit = step / 256.0f;
       }
+      int sum = 0;
+      for (int lane = 0; lane < width; ++lane) sum += total[lane];
       block.steps[cell.row] = unit;
       block.sums[cell.row] = unit * static_cast<float>(sum) + reduce_add(poison);
     }
   }
+}
+void quantise(const float* x, std::ptrdiff_t stride, int first, int last, const QuantisedBlock& block) {
+  if (block.planes == 2) quantise_planes<2>(x, stride, first, last, block);
+  else quantise_planes<1>(x, stride, first, last, block);
 }
 
 inline void write_strip_row(const Lanes& acc, float* out, int columns, bool accumulate) {
