@@ -16,16 +16,16 @@ __device__ std::uint32_t mix(std::uint64_t x) {
 __global__ void fill_tiles_kernel(std::uint8_t* tiles, std::size_t count, unsigned seed) {
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count * 36;
        i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
-    const std::size_t tile = i / 36, part = i % 36;  // 16 bytes each: 32 of codes, 2 of scales, 2 of biases
+    const std::size_t tile = i / 36, part = i % 36;  // 16 bytes each: 32 of codes, 4 of scales and biases (q4_tile.h)
     auto* to = reinterpret_cast<std::uint32_t*>(tiles + tile * 576 + part * 16);
     for (int j = 0; j < 4; ++j) {
-      const std::size_t at = part >= 34 ? i - 2 : i;  // a row's bias is drawn with its scale
-      std::uint32_t value = mix(at * 4 + j + (static_cast<std::uint64_t>(seed) << 40));
+      const int with = part >= 32 ? j & ~1 : j;  // biases are drawn with the scales before them
+      std::uint32_t value = mix(i * 4 + with + (static_cast<std::uint64_t>(seed) << 40));
       if (part >= 32) {
         // Small scales of both signs; the bias puts zero in the middle of the codes.
         const float scale = ((value & 1) ? 1 : -1) * 0.002f * (1 + (value >> 8 & 255) / 256.0f);
         const float other = ((value >> 1 & 1) ? 1 : -1) * 0.002f * (1 + (value >> 16 & 255) / 256.0f);
-        const float factor = part >= 34 ? -7.5f : 1.0f;
+        const float factor = j & 1 ? -7.5f : 1.0f;
         const __nv_bfloat162 pair = __floats2bfloat162_rn(scale * factor, other * factor);
         value = *reinterpret_cast<const std::uint32_t*>(&pair);
       }

@@ -5,7 +5,7 @@ if(NOT SPLASH_WITH_CUDA)
 endif()
 splash_cuda_library(splash_ops_cuda
                     SOURCES attention/attention_cuda.cu attention/attention_tiles_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu embed/embed_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu
-                            linear/linear_cuda.cu linear/q4_rows_cuda.cu linear/q4_wide_cuda.cu norm/norm_cuda.cu
+                            linear/linear_cuda.cu linear/q4_few_cuda.cu linear/q4_wide_cuda.cu norm/norm_cuda.cu
                             sampling/law_cuda.cu swiglu/swiglu_cuda.cu
                     DEPS splash_backend_cuda splash_pack splash_link)
 splash_cuda_resources(splash_ops_cuda)

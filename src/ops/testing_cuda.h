@@ -13,6 +13,7 @@
 #include "backend/cuda/stream.h"
 #include "base/matrix.h"
 #include "base/rng.h"
+#include "ops/linear/q4_tile.h"
 #include "pack/weight.h"
 
 namespace splash::cuda::testing {
@@ -61,8 +62,15 @@ class Memory {
   }
   MatrixView<float> matrix(const std::vector<float>& values, int rows, int cols) { return {copy(values), rows, cols}; }
   MatrixView<float> matrix(int rows, int cols) { return {empty<float>(std::size_t(rows) * cols), rows, cols}; }
+  // In the device's order of tiles (ops/linear/q4_tile.h), as the upload of a model leaves them.
   pack::Weight weight(pack::Weight host) {
-    host.data = copy(host.data, static_cast<std::size_t>(host.bytes()));
+    std::vector<std::byte> bytes(host.data, host.data + host.bytes());
+    if (host.format == pack::Format::q4) {
+      for (std::int64_t at = 0; at < host.bytes(); at += ops::Q4Tile::bytes) {
+        ops::to_device_tile(host.data + at, bytes.data() + at);
+      }
+    }
+    host.data = copy(bytes);
     return host;
   }
   std::span<const float> vector(const std::vector<float>& values) { return {copy(values), values.size()}; }

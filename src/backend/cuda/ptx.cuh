@@ -12,6 +12,13 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// A value that the compiler knows nothing about: what is computed from it is computed where it stands, not kept in
+// registers across a loop.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // -- programmatic dependent launch: a kernel starts while its predecessor still runs --------------------------------
 // Every kernel of a stream calls dependents_may_start() once and wait_for_predecessors() before it touches anything a
 // predecessor wrote or reads (weights are never written: they may be requested before). The wait returns when the
@@ -83,6 +90,17 @@ __device__ __forceinline__ void store_volatile(uint4* to, uint4 value) {
 }
 __device__ __forceinline__ void store_volatile(uint2* to, uint2 value) {
   asm volatile("st.volatile.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value.x), "r"(value.y) : "memory");
+}
+
+// -- between the warps of a block -----------------------------------------------------------------------------------
+// Barrier `id` (1 .. 15; 0 is __syncthreads) of `threads` threads; arriving alone does not wait.
+template <int id>
+__device__ __forceinline__ void block_barrier(int threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(id), "r"(threads) : "memory");
+}
+template <int id>
+__device__ __forceinline__ void block_barrier_arrive(int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
 }
 
 // -- matrix units ---------------------------------------------------------------------------------------------------

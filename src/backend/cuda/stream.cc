@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::size_t alignment = 256;
 constexpr std::size_t staging_bytes = std::size_t{4} << 20;
+constexpr std::size_t bytes_of_parts = std::size_t{8} << 20;   // linear of few rows: 132 blocks x 32 KB
 constexpr std::size_t exchanged_bytes = std::size_t{16} << 20;  // linear: 132 blocks x 8 strips x 64 rows x 8 bytes
 constexpr std::size_t partial_bytes = std::size_t{192} << 20;  // attention: 64 chunks x 8 lanes; linear: a few MB
 
@@ -31,11 +32,11 @@ Result<std::unique_ptr<Stream>> Stream::open(const DeviceFacts& device, std::siz
   }
   SPLASH_TRY(stream->scratch_, DeviceBuffer::allocate(scratch_bytes));
   SPLASH_TRY(stream->partials_, DeviceBuffer::allocate(partial_bytes));
-  SPLASH_TRY(stream->counters_, DeviceBuffer::allocate(counter_count * sizeof(int)));
+  SPLASH_TRY(stream->parts_, DeviceBuffer::allocate(bytes_of_parts));
+  stream->note(cudaMemsetAsync(stream->parts_.data(), 0xff, bytes_of_parts, stream->stream_), "parts");
   SPLASH_TRY(stream->exchange_, DeviceBuffer::allocate(exchanged_bytes));
   stream->note(cudaMemsetAsync(stream->exchange_.data(), 0, exchanged_bytes, stream->stream_), "exchange");
   SPLASH_TRY(stream->staging_, PinnedBuffer::allocate(staging_bytes));
-  stream->note(cudaMemsetAsync(stream->counters_.data(), 0, stream->counters_.bytes(), stream->stream_), "counters");
   SPLASH_TRY_STATUS(stream->synchronise());
   return stream;
 }

@@ -74,9 +74,9 @@ class Stream {
   void set_wide_passes_apart(bool apart) { wide_passes_apart_ = apart; }
   bool wide_passes_apart() const { return wide_passes_apart_; }
 
-  // Counters that kernels leave at zero: arrival counts of the fixed-order reductions.
-  int* counters() const { return counters_.as<int>(); }
-  static constexpr int counter_count = 1 << 16;
+  // Sums that the blocks of a linear of few rows hand to each other; all bits set between launches (q4_absent).
+  uint4* parts() const { return parts_.as<uint4>(); }
+  std::size_t parts_bytes() const { return parts_.bytes(); }
   // Words that the blocks of a launch hand to each other, each with a flag; zero between launches.
   uint4* exchange() const { return exchange_.as<uint4>(); }
   std::size_t exchange_bytes() const { return exchange_.bytes(); }
@@ -154,7 +154,7 @@ class Stream {
 
   DeviceFacts facts_;
   cudaStream_t stream_ = nullptr;
-  DeviceBuffer scratch_, counters_, exchange_, partials_;
+  DeviceBuffer scratch_, parts_, exchange_, partials_;
   PinnedBuffer staging_;
   std::size_t used_ = 0, staged_ = 0;
   std::vector<Shadow> shadows_;

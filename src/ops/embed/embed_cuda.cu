@@ -5,11 +5,14 @@
 namespace splash::ops {
 namespace {
 
-// Eight inputs of one output row of a tile: one word. Multiplied and added apart, as weight_at does, so that the bits
+// Eight inputs of one output row of a device tile (ops/linear/q4_tile.h): one word. Multiplied and added apart, as weight_at does, so that the bits
 // are those of every other stream.
 __device__ __forceinline__ void q4_line(const std::uint8_t* tile, int row, int line, float (&values)[8]) {
-  const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(tile + line * 64 + row * 4);
-  const float scale = cuda::bf16_at(tile + 512 + 2 * row), bias = cuda::bf16_at(tile + 544 + 2 * row);
+  const int g = row & 7, half = row >> 3;
+  const std::uint32_t word =
+      *reinterpret_cast<const std::uint32_t*>(tile + (g * 4 + line % 4) * 16 + line / 4 * 8 + half * 4);
+  const std::uint8_t* numbers = tile + 512 + g * 8 + half * 2;
+  const float scale = cuda::bf16_at(numbers), bias = cuda::bf16_at(numbers + 4);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const unsigned byte = word >> 8 * j & 0xff;

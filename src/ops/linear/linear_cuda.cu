@@ -4,6 +4,7 @@
 #include "backend/cuda/panel.cuh"
 #include "ops/linear/linear_cuda.h"
 #include "ops/linear/q4_launch.h"
+#include "ops/linear/q4_tile.h"
 #include "ops/linear/q4_work.cuh"
 #include "ops/norm/norm_cuda.h"
 #include "ops/swiglu/swiglu_cuda.h"
@@ -22,6 +23,26 @@ __global__ void pack_panel_kernel(const float* x, std::int64_t stride, cuda::Pan
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] = x[row * stride + column + i];
   cuda::store_line(panel, row, column, values);
+}
+
+// A warp per tile, through shared memory.
+__global__ void arrange_kernel(std::byte* tiles, std::int64_t count) {
+  cuda::begin_kernel();
+  constexpr int warps = 4;
+  __shared__ std::uint32_t held[warps][Q4Tile::bytes / 4];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * warps + warp; i < count;
+       i += static_cast<std::int64_t>(gridDim.x) * warps) {
+    auto* tile = reinterpret_cast<std::uint32_t*>(tiles + i * Q4Tile::bytes);
+    for (int word = lane; word < Q4Tile::bytes / 4; word += 32) held[warp][word] = tile[word];
+    __syncwarp();
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(held[warp]);
+    for (int word = lane; word < Q4Tile::bytes / 4; word += 32) {
+      tile[word] = halves[Q4Tile::source(2 * word)] |
+                   static_cast<std::uint32_t>(halves[Q4Tile::source(2 * word + 1)]) << 16;
+    }
+    __syncwarp();
+  }
 }
 
 // bf16 or f32 weights in strips: 16 output rows x 16 interleaved parts of k per block, eight tokens at a time.
@@ -89,8 +110,8 @@ Q4Work work_for(cuda::Stream& stream, MatrixView<const float> x) {
   work.square_parts = panel.square_parts;
   work.norm_eps = panel.norm_eps;
   work.partials = stream.partials();
-  work.counters = stream.counters();
   work.exchange = stream.exchange();
+  work.sums = stream.parts();
   return work;
 }
 
@@ -106,10 +127,10 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
 
 int wide_from = 33;
 
-void run(cuda::Stream& stream, const Q4Work& work, bool gated) {
+void run(cuda::Stream& stream, const Q4Work& work) {
   if (work.tokens < wide_from) {
-    launch_q4_rows(stream, work, gated);
-  } else if (gated) {
+    launch_q4_few(stream, work);
+  } else if (work.gated) {
     launch_q4_wide_gated(stream, work);
   } else {
     launch_q4_wide(stream, work);
@@ -130,7 +151,7 @@ bool cut_in_parts(cuda::Stream& stream, Q4Work& work) {
 
 void run_single(cuda::Stream& stream, Q4Work& work) {
   const bool in_parts = cut_in_parts(stream, work);
-  run(stream, work, false);
+  run(stream, work);
   if (!in_parts) return;
   const Q4Matrix& matrix = work.matrices[0];
   add_parts(stream, {work.partials, work.parts},
@@ -138,6 +159,11 @@ void run_single(cuda::Stream& stream, Q4Work& work) {
 }
 
 }  // namespace
+
+void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes) {
+  SPLASH_CHECK(bytes % Q4Tile::bytes == 0);
+  cuda::launch(stream, "arrange q4", {dim3(1056), dim3(128)}, arrange_kernel, tiles, bytes / Q4Tile::bytes);
+}
 
 void set_q4_wide_from(int tokens) {
   SPLASH_CHECK(tokens > 16 && tokens <= 33);
@@ -155,7 +181,7 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
     if (work.matrix_count == 0) work = work_for(stream, x);
     add_matrix(work, target);
     if (work.matrix_count == Q4Work::max_matrices) {
-      run(stream, work, false);
+      run(stream, work);
       work = Q4Work{};
     }
   }
@@ -177,8 +203,9 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   add_matrix(work, {gate, out, false});
   add_matrix(work, {up, out, false});
   work.gated_panel = stream.panel_to_fill(out);
+  work.gated = 1;
   if (x.rows >= wide_from && stream.folds_norms()) work.matrices[0].out = nullptr;
-  run(stream, work, true);
+  run(stream, work);
 }
 
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
@@ -187,7 +214,7 @@ void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack
     Q4Work work = work_for(stream, x);
     add_matrix(work, {weight, residual, true});
     if (cut_in_parts(stream, work)) {
-      run(stream, work, false);
+      run(stream, work);
       stream.forget_panels(residual);
       add_parts_norm(stream, {work.partials, work.parts}, residual, gain, eps, normed);
       return;
@@ -211,7 +238,7 @@ void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack
   work.gain = gain.data();
   work.normed_panel = panel;
   work.squares_out = squares;
-  run(stream, work, false);
+  run(stream, work);
 }
 
 }  // namespace splash::ops

@@ -1,5 +1,7 @@
 #include "ops/linear/linear_cuda.h"
 
+#include <fmt/format.h>
+
 #include "ops/embed/embed_cuda.h"
 #include "ops/norm/norm_cuda.h"
 #include "ops/swiglu/swiglu_cuda.h"
@@ -257,6 +259,59 @@ TEST(LinearCuda, WidePasses) {
     if (rows.empty()) rows = got;
     expect_same("rows in wider passes", got, rows);
   }
+}
+
+// The linears of a layer at every width, again and again: a row's bits are those it has alone.
+TEST(LinearCuda, WidthsKeepBits) {
+  Numbers numbers(67);
+  const int hidden = 1280, mixer = 1536, inner = 2816;
+  Memory memory;
+  const auto weight = [&](int rows, int cols) { return memory.weight(random_q4(numbers, rows, cols).view); };
+  const pack::Weight out = weight(hidden, mixer), gate = weight(inner, hidden), up = weight(inner, hidden),
+                     down = weight(hidden, inner), qkv = weight(2560, hidden), b = weight(48, hidden),
+                     a = weight(48, hidden);
+  const std::span<const float> gain = memory.vector(numbers.normals(hidden));
+  const std::vector<float> mixed = numbers.normals(std::size_t{32} * mixer),
+                           residual = numbers.normals(std::size_t{32} * hidden, 5);
+  std::vector<std::vector<float>> want;  // of 32 rows: x, qkv, b, a
+  for (const int tokens : {32, 8, 16, 1, 24, 32, 8}) {
+    for (int round = 0; round < 12; ++round) {
+      stream().reset();
+      const auto rows_of = [&](const std::vector<float>& values, int cols) {
+        return memory.matrix({values.begin(), values.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols);
+      };
+      const MatrixView<float> dm = rows_of(mixed, mixer), x = rows_of(residual, hidden),
+                              normed = memory.matrix(tokens, hidden), gated = memory.matrix(tokens, inner),
+                              y = memory.matrix(tokens, 2560), yb = memory.matrix(tokens, 48),
+                              ya = memory.matrix(tokens, 48);
+      linear_add_norm(stream(), dm, out, x, gain, 1e-6f, normed);
+      linear_swiglu(stream(), normed, gate, up, gated);
+      linear_add_norm(stream(), gated, down, x, gain, 1e-6f, normed);
+      const LinearTarget targets[] = {{qkv, y, false}, {b, yb, false}, {a, ya, false}};
+      linear(stream(), normed, targets);
+      const std::vector<std::vector<float>> got = {download(x), download(y), download(yb), download(ya)};
+      if (want.empty()) {
+        want = got;
+        continue;
+      }
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const std::vector<float> same(want[i].begin(), want[i].begin() + static_cast<std::ptrdiff_t>(got[i].size()));
+        expect_same(fmt::format("matrix {} of {} rows", i, tokens).c_str(), got[i], same);
+      }
+    }
+  }
+}
+
+// The device's own order of tiles against the pure function's.
+TEST(LinearCuda, ArrangesTiles) {
+  Numbers numbers(71);
+  Memory memory;
+  const HostWeight weight = random_q4(numbers, 80, 640);
+  std::byte* tiles = memory.copy(weight.bytes);
+  arrange_q4(stream(), tiles, weight.view.bytes());
+  std::vector<std::byte> want(weight.bytes.size());
+  for (std::size_t at = 0; at < want.size(); at += Q4Tile::bytes) to_device_tile(weight.bytes.data() + at, &want[at]);
+  expect_same("tiles", download(tiles, want.size()), want);
 }
 
 TEST(EmbedCuda, SameBits) {

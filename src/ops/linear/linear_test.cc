@@ -1,6 +1,10 @@
 #include "ops/linear/linear.h"
 
+#include <algorithm>
+#include <array>
+
 #include "ops/conformance.h"
+#include "ops/linear/q4_tile.h"
 
 namespace splash::ops::conformance {
 namespace {
@@ -186,6 +190,30 @@ TEST_P(Linear, NanAndInfinityStayInTheirRow) {
 }
 
 SPLASH_EVERY_ISA(Linear);
+
+// The order of a tile in device memory: every byte once, there and back, and what a lane of the kernels expects.
+TEST(Q4Tile, ThereAndBack) {
+  const OwnWeight own = make_weight(Format::q4, 16, 64, 63);
+  const std::byte* tile = own.weight.data;
+  std::array<std::byte, Q4Tile::bytes> device, back;
+  to_device_tile(tile, device.data());
+  from_device_tile(device.data(), back.data());
+  EXPECT_EQ(std::memcmp(back.data(), tile, back.size()), 0);
+  std::array<int, Q4Tile::halves> seen{};
+  for (int half = 0; half < Q4Tile::halves; ++half) ++seen[static_cast<std::size_t>(Q4Tile::source(half))];
+  EXPECT_EQ(std::ranges::count(seen, 1), Q4Tile::halves);
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int word = 0; word < 4; ++word) {
+      const int line = word / 2 * 4 + t, row = g + word % 2 * 8;
+      EXPECT_EQ(std::memcmp(&device[static_cast<std::size_t>(lane * 16 + word * 4)], tile + line * 64 + row * 4, 4), 0);
+    }
+    for (int which = 0; which < 4; ++which) {  // scales of rows g and g + 8, then biases
+      const int offset = (which < 2 ? pack::tile_scales_offset : pack::tile_biases_offset) + (g + which % 2 * 8) * 2;
+      EXPECT_EQ(std::memcmp(&device[static_cast<std::size_t>(512 + g * 8 + which * 2)], tile + offset, 2), 0);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace splash::ops::conformance

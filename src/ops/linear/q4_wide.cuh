@@ -14,6 +14,7 @@
 
 #include "backend/cuda/wgmma.cuh"
 #include "ops/linear/q4_rows.cuh"
+#include "ops/linear/q4_tile.cuh"
 
 namespace splash::ops {
 
@@ -147,23 +148,23 @@ __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSp
   }
 }
 
-// Two lines of eight output rows as four A fragments of 16 inputs: bf16(q * scale + bias) for row g of each. `lines`
-// and `lines + apart`: where the two begin in their tiles' codes; `scales` and `scales + scales_apart` likewise. An
-// ordinary tile's are its rows 0..7 and 8..15; a gated pair's the same eight rows of gate and of up.
-__device__ __forceinline__ void dequantise_lines(const std::uint8_t* lines, int apart, const std::uint8_t* scales,
-                                                 int scales_apart, int lane, std::uint32_t (&a)[16]) {
-  const int g = lane >> 2, t = lane & 3;
-  // Lanes t = 2, 3 read the two lines in the other order: of an ordinary tile, the 32 lanes then touch 32 banks.
-  const int swap = t >> 1;
-  const std::uint8_t* own = lines + t * 64 + g * 4;
-  const std::uint8_t *first = own + (swap ? apart : 0), *second = own + (swap ? 0 : apart);
-  auto broadcast = [&](int offset) {
-    const std::uint32_t value = *reinterpret_cast<const std::uint16_t*>(scales + 2 * g + offset);
-    const std::uint32_t both = value | value << 16;
-    return *reinterpret_cast<const __nv_bfloat162*>(&both);
+// Two lines of eight output rows as four A fragments of 16 inputs: bf16(q * scale + bias) for row g of each. Of an
+// ordinary tile, its rows 0..7 and 8..15; of a gated pair, the same eight rows (`side`) of gate and of up, whose tile
+// lies `apart` bytes further.
+template <bool gated>
+__device__ __forceinline__ void dequantise_lines(const std::uint8_t* tile, int apart, int side, int lane,
+                                                 std::uint32_t (&a)[16]) {
+  const Q4Lines own(tile, lane), other(tile + (gated ? apart : 0), lane);
+  auto broadcast = [](std::uint32_t pair, int half) {
+    const std::uint32_t value = __byte_perm(pair, 0, half ? 0x3232 : 0x1010);
+    return *reinterpret_cast<const __nv_bfloat162*>(&value);
   };
-  const __nv_bfloat162 scale0 = broadcast(0), scale1 = broadcast(scales_apart);
-  const __nv_bfloat162 bias0 = broadcast(32), bias1 = broadcast(32 + scales_apart);
+  const int first = gated ? side : 0, second = gated ? side : 1;
+  const __nv_bfloat162 scale0 = broadcast(own.numbers.x, first), scale1 = broadcast(other.numbers.x, second);
+  const __nv_bfloat162 bias0 = broadcast(own.numbers.y, first), bias1 = broadcast(other.numbers.y, second);
+  auto word = [](const uint4& codes, int j, int half) {
+    return j ? (half ? codes.w : codes.z) : (half ? codes.y : codes.x);
+  };
   auto weight = [](std::uint32_t word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
     const std::uint32_t biased = cuda::codes_plus_128(word), offset = 0x43004300;
     // 128 is taken off first: it is exact, while 128 * scale in bf16 would cost a quarter of a code step.
@@ -174,9 +175,7 @@ __device__ __forceinline__ void dequantise_lines(const std::uint8_t* lines, int 
   };
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const std::uint32_t wa = *reinterpret_cast<const std::uint32_t*>(first + j * 256);
-    const std::uint32_t wb = *reinterpret_cast<const std::uint32_t*>(second + j * 256);
-    const std::uint32_t w0 = swap ? wb : wa, w1 = swap ? wa : wb;
+    const std::uint32_t w0 = word(own.codes, j, first), w1 = word(other.codes, j, second);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // Nibble pair i of a line meets core matrix 4j + i: two pairs make the 16 inputs of one instruction.
@@ -247,9 +246,7 @@ __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp
   // Ordinary: a strip per warp. Gated: two warps share a strip of gate and one of up, eight rows of each per warp.
   constexpr int tile_stride = Shape::TILES * 576;
   const int side = warp & 1;
-  const int lines = gated ? (warp & ~1) * tile_stride + side * 32 : warp * tile_stride;
-  const int scales = gated ? (warp & ~1) * tile_stride + 512 + side * 16 : warp * tile_stride + 512;
-  constexpr int apart = gated ? tile_stride : 32, scales_apart = gated ? tile_stride : 16;
+  const int tiles = (gated ? warp & ~1 : warp) * tile_stride;
   constexpr int group_bytes = NB / 8 * cuda::Panel::block_bytes;
   std::uint32_t a[2][16];
 #pragma unroll
@@ -261,7 +258,7 @@ __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp
     const std::uint32_t blocks = cuda::shared_address(base + Shape::weight_bytes);
 #pragma unroll
     for (int q = 0; q < Shape::TILES; ++q) {
-      dequantise_lines(base + lines + q * 576, apart, base + scales + q * 576, scales_apart, lane, a[q & 1]);
+      dequantise_lines<gated>(base + tiles + q * 576, tile_stride, side, lane, a[q & 1]);
       cuda::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < 4; ++m) {

@@ -14,7 +14,7 @@ struct Q4Matrix {
   int accumulate = 0;           // out += instead of out =
 };
 
-struct Q4Work {
+struct alignas(16) Q4Work {
   static constexpr int max_matrices = 4;
   Q4Matrix matrices[max_matrices];
   int matrix_count = 0;
@@ -23,25 +23,30 @@ struct Q4Work {
   int tokens = 0;
   int parts = 1;            // of K, in the wide kernel: one matrix, sums per part to `partials` as [part][token][row]
   int tail_from = 1 << 30;  // wide, gated: from this tile on, a quarter of the tile's tokens at a time
+  int gated = 0;    // silu(gate) * up, below
   const std::uint8_t* panel = nullptr;  // of the input
   std::int64_t panel_tile_bytes = 0;
   // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be
   // null) and to this panel.
   cuda::Panel gated_panel;
   // RMSNorm folded into the linears on both sides of it (rows kernel): the one that finishes the residual writes
-  // bf16(gain * x) and, per warp, sums of squares; the one that reads them multiplies its results by 1 / rms.
+  // bf16(gain * x) and, per 32 outputs, sums of squares; the one that reads them multiplies its results by 1 / rms.
   const float* gain = nullptr;        // of the norm behind this launch
   cuda::Panel normed_panel;           // its panel, without the factor 1 / rms
   float* squares_out = nullptr;       // [part][32 tokens]
   const float* squares_in = nullptr;  // of the norm before this launch; null: the panel is complete
   int square_parts = 0;
   float norm_eps = 0;
-  float* partials = nullptr;
-  int* counters = nullptr;
-  uint4* exchange = nullptr;  // parts of row blocks on their way, all zero between launches
+  float* partials = nullptr;  // sums of parts of K (wide kernel)
+  uint4* exchange = nullptr;  // parts of row blocks on their way, all zero between launches (wide kernel)
+  uint4* sums = nullptr;      // the same, all words q4_absent between launches (few tokens)
 
   static constexpr int squares_stride = 32;
 };
+
+constexpr int q4_row_block = 16;                  // strips that a block works on at a time
+constexpr int q4_finishers = 8;                   // warps that finish a row block
+constexpr std::uint32_t q4_absent = 0xffffffffu;  // a NaN that arithmetic does not make
 
 struct Q4Strip {
   int matrix = 0;

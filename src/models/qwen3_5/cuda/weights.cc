@@ -1,13 +1,16 @@
 #include "models/qwen3_5/cuda/weights.h"
 
+#include <unordered_set>
+
 #include "backend/cuda/upload.h"
 #include "models/qwen3_5/state.h"
+#include "ops/linear/linear_cuda.h"
 #include "ops/sampling/law_cuda.h"
 
 namespace splash::models::qwen3_5 {
 namespace {
 
-// Calls move(data pointer, bytes) for everything a model reads.
+// Calls move(data pointer, bytes, whether these are 4-bit tiles) for everything a model reads.
 template <class Move>
 class Views {
  public:
@@ -38,14 +41,16 @@ class Views {
   }
 
  private:
-  void view(pack::Weight& weight) { weight.data = move_(weight.data, weight.bytes()); }
+  void view(pack::Weight& weight) {
+    weight.data = move_(weight.data, weight.bytes(), weight.format == pack::Format::q4);
+  }
   void view(pack::Table& table) {
     const int element = table.format == pack::Format::bf16 ? 2 : 4;
-    table.data = move_(table.data, std::int64_t{table.rows} * table.cols * element);
+    table.data = move_(table.data, std::int64_t{table.rows} * table.cols * element, false);
   }
   void view(std::span<const float>& values) {
     const auto* from = reinterpret_cast<const std::byte*>(values.data());
-    values = {reinterpret_cast<const float*>(move_(from, static_cast<std::int64_t>(values.size_bytes()))),
+    values = {reinterpret_cast<const float*>(move_(from, static_cast<std::int64_t>(values.size_bytes()), false)),
               values.size()};
   }
   void view(Mlp& mlp) { view(mlp.gate), view(mlp.up), view(mlp.down); }
@@ -117,15 +122,19 @@ Result<CudaWeights> upload_weights(cuda::Stream& stream, const pack::Package& pa
   if (package.draft() != nullptr) out.draft = dflash2::load(package);
   // Twice over the same views: first where each block goes, then, with the memory at hand, the views themselves.
   PlacementPlan plan;
-  Views place([&](const std::byte* from, std::int64_t bytes) { return plan.add(from, bytes), from; });
+  Views place([&](const std::byte* from, std::int64_t bytes, bool) { return plan.add(from, bytes), from; });
   place(out.target);
   if (out.draft) place(*out.draft);
   SPLASH_TRY(out.memory, cuda::upload(stream, plan));
-  Views move([&](const std::byte* from, std::int64_t bytes) -> const std::byte* {
-    return out.memory.data() + plan.add(from, bytes);
+  std::unordered_set<std::int64_t> arranged;  // a tied head is the embedding
+  Views move([&](const std::byte* from, std::int64_t bytes, bool tiles) -> const std::byte* {
+    const std::int64_t offset = plan.add(from, bytes);
+    if (tiles && arranged.insert(offset).second) ops::arrange_q4(stream, out.memory.data() + offset, bytes);
+    return out.memory.data() + offset;
   });
   move(out.target);
   if (out.draft) move(*out.draft);
+  SPLASH_TRY_STATUS(stream.synchronise());
   return out;
 }
 

@@ -1,0 +1,622 @@
+// 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
+//
+// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
+// inputs) by bulk copies, a warp adds up the input norm, the others multiply: weights are operand A of the matrix unit,
+// tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
+//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a multiplication with
+//   ones)
+// so no weight is ever rounded. 53 instructions of a warp per tile at 8 rows, 99 at 32.
+//
+// What a launch costs beside its bytes (about 5 us) is its end: sums of a row block meet in the block and between
+// blocks, results go out. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a spill is a trip
+// to the L2 (128 bytes of it per thread made the whole kernel 1.6 times as slow).
+#pragma once
+
+#include "backend/cuda/panel.cuh"
+#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/wgmma.cuh"
+#include "ops/linear/q4_tile.cuh"
+#include "ops/linear/q4_work.cuh"
+
+namespace splash::ops {
+
+// K is cut four ways inside a block ("quarters"): a stage's first or second two tiles, of even or odd stages. A side is
+// four warps that see the same stages: four sides with a quarter each, or two with two.
+template <int NT_, int SIDES_, int STAGES_, int REGISTERS_, int PRODUCER_REGISTERS_>
+struct Q4FewShape {
+  static constexpr int NT = NT_;  // tokens / 8
+  static constexpr int SIDES = SIDES_;
+  static constexpr int STAGES = STAGES_;
+  static constexpr int REGISTERS = REGISTERS_;  // of a consumer
+  static constexpr int PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
+  static constexpr int WARPS = 4;   // of a side
+  static constexpr int STRIPS = 4;  // of a warp
+  static constexpr int TILES = 4;   // of each strip in a stage
+  static constexpr int row_block = q4_row_block;
+  static_assert(WARPS * STRIPS == row_block);
+  static constexpr int consumers = WARPS * SIDES;
+  static constexpr int quarters = 4 / SIDES;  // of a warp
+  static constexpr int group_bytes = NT * cuda::Panel::block_bytes;
+  static constexpr int weight_bytes = row_block * TILES * Q4Tile::bytes;
+  static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
+  static constexpr int threads = consumers * 32 + 128;
+  // Where the sides' sums of 8 tokens meet: lines of 8 output rows x 8 tokens, padded so that lines start in different
+  // banks.
+  static constexpr int line_floats = 72;
+  static constexpr int block_floats = row_block * 2 * line_floats;  // of 8 tokens
+  static constexpr int meet_blocks = SIDES == 4 ? SIDES * NT : NT;  // two sides share theirs
+  static constexpr int meet_offset = stage_bytes * STAGES;
+  static constexpr int work_offset = meet_offset + meet_blocks * block_floats * 4;
+  static constexpr int barriers_offset = work_offset + sizeof(Q4Work);
+  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 8;
+  static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
+  static_assert(shared_bytes <= 227 * 1024);
+  static constexpr int vectors = NT * 2;                                                          // of a lane's part
+  static constexpr std::size_t part_bytes = std::size_t{q4_finishers} * vectors * 32 * 16;        // per block
+  static constexpr int together = NT == 1 ? 7 : NT == 2 ? 6 : 3;  // parts of other blocks read at once
+};
+
+__device__ __forceinline__ UnitSplit split_of(const Q4Work& work) {
+  UnitSplit split;
+  split.k_steps = work.tiles_k;
+  split.units = static_cast<unsigned>((work.strips + q4_row_block - 1) / q4_row_block * work.tiles_k);
+  split.blocks = min(gridDim.x, split.units);
+  return split;
+}
+
+// The tiles of a block in a linear, cut at the ends of row blocks.
+struct Q4Walk {
+  const Q4Work& work;
+  int tile = 0, end = 0;                // the segment begins at tile
+  int row_block = 0, k = 0, count = 0;  // and is [k, k + count) of the row block
+
+  __device__ __forceinline__ explicit Q4Walk(const Q4Work& of) : work(of) {
+    const UnitSplit split = split_of(work);
+    const unsigned block = min(blockIdx.x, split.blocks);
+    tile = split.begin(block), end = block < split.blocks ? split.begin(block + 1) : tile;
+  }
+  __device__ __forceinline__ bool next() {
+    tile += count;
+    if (tile >= end) return false;
+    row_block = tile / work.tiles_k;
+    k = tile - row_block * work.tiles_k;
+    count = min(end - tile, work.tiles_k - k);
+    return true;
+  }
+};
+
+// Place and phase of the ring's stages.
+template <int STAGES>
+struct Q4Ring {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    stage += stages;
+    while (stage >= STAGES) stage -= STAGES, parity ^= 1;
+  }
+};
+
+// The barriers of a ring's stages: weights are there, panel is there, consumers have left.
+template <class Shape>
+struct Q4Barriers {
+  std::uint32_t first;
+  __device__ __forceinline__ std::uint32_t weights(int stage) const { return first + stage * 24; }
+  __device__ __forceinline__ std::uint32_t panel(int stage) const { return first + stage * 24 + 8; }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const { return first + stage * 24 + 16; }
+  __device__ __forceinline__ std::uint32_t scales_ready() const { return first + Shape::STAGES * 24; }
+};
+
+// The first stages' weights are requested while the predecessor still runs. Not more than `ahead` stages are on their
+// way at a time: enough for the latency of memory at full speed (one is not, three gain nothing).
+template <class Shape>
+__device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
+                                               const Q4Barriers<Shape>& barriers, int lane) {
+  constexpr int ahead = 2;
+  const std::uint64_t policy = cuda::stream_policy();
+  Q4Ring<Shape::STAGES> at, arrived;
+  int requested = 0;
+  for (Q4Walk walk(work); walk.next();) {
+    const int first_strip = walk.row_block * Shape::row_block, strip = first_strip + lane;
+    const bool mine = lane < Shape::row_block && strip < work.strips;
+    const int strips = min(Shape::row_block, work.strips - first_strip);
+    const std::uint8_t* from = nullptr;
+    if (mine) {
+      const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
+      from = work.matrices[place.matrix].tiles +
+             (static_cast<std::int64_t>(place.index) * work.tiles_k + walk.k) * Q4Tile::bytes;
+    }
+    for (int done = 0; done < walk.count; done += Shape::TILES) {
+      const int bytes = min(Shape::TILES, walk.count - done) * Q4Tile::bytes;
+      if (requested >= ahead) {
+        cuda::barrier_wait(barriers.weights(arrived.stage), arrived.parity);
+        arrived.advance(1);
+      } else {
+        ++requested;
+      }
+      cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
+      if (lane == 0) cuda::barrier_expect(barriers.weights(at.stage), strips * bytes);
+      __syncwarp();
+      if (mine) {
+        cuda::bulk_copy(
+            cuda::shared_address(ring + at.stage * Shape::stage_bytes + lane * Shape::TILES * Q4Tile::bytes),
+            from + done * Q4Tile::bytes, bytes, barriers.weights(at.stage), policy);
+      }
+      at.advance(1);
+    }
+  }
+}
+
+// One lane.
+template <class Shape>
+__device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* ring,
+                                              const Q4Barriers<Shape>& barriers) {
+  Q4Ring<Shape::STAGES> at;
+  for (Q4Walk walk(work); walk.next();) {
+    for (int done = 0; done < walk.count; done += Shape::TILES) {
+      const int bytes = min(Shape::TILES, walk.count - done) * Shape::group_bytes;
+      cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
+      cuda::barrier_expect(barriers.panel(at.stage), bytes);
+      cuda::bulk_copy(cuda::shared_address(ring + at.stage * Shape::stage_bytes + Shape::weight_bytes),
+                      work.panel + static_cast<std::int64_t>(walk.k + done) * Shape::group_bytes, bytes,
+                      barriers.panel(at.stage));
+      at.advance(1);
+    }
+  }
+}
+
+// 1 / rms of every token into shared memory, by one warp beside the others: the parts' sums of squares in a fixed
+// order, the same for every width.
+template <int NT>
+__device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float* scales) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    float sum = 0;
+#pragma unroll 20
+    for (int part = lane >> 3; part < work.square_parts; part += 4) {
+      sum += __ldcg(work.squares_in + part * Q4Work::squares_stride + n * 8 + (lane & 7));
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    if (lane < 8) scales[n * 8 + lane] = 1.0f / sqrtf(sum / static_cast<float>(work.tiles_k * 64) + work.norm_eps);
+  }
+}
+
+constexpr std::uint32_t q4_ones = 0x3F803F80;
+
+// One group of 64 inputs: a warp's strips against 8 tokens, by m16n8k16.
+template <class Shape>
+__device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
+                                            float (&acc)[Shape::STRIPS][4]) {
+  std::uint32_t x[2][4];
+  float sums[4] = {};
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    cuda::load_matrices(x[j], cuda::shared_address(blocks) + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16);
+    cuda::mma_bf16(sums, q4_ones, q4_ones, q4_ones, q4_ones, x[j][0], x[j][1]);
+    cuda::mma_bf16(sums, q4_ones, q4_ones, q4_ones, q4_ones, x[j][2], x[j][3]);
+  }
+#pragma unroll
+  for (int s = 0; s < Shape::STRIPS; ++s) {
+    const Q4Lines lines(tiles + s * Shape::TILES * Q4Tile::bytes, lane);
+    std::uint32_t a[16];
+    lines.unpack(a);
+    float part[4] = {};
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      cuda::mma_bf16(part, a[m * 4], a[m * 4 + 1], a[m * 4 + 2], a[m * 4 + 3], x[m / 2][m % 2 * 2],
+                     x[m / 2][m % 2 * 2 + 1]);
+    }
+    lines.add(part, sums, acc[s]);
+  }
+}
+
+// The same for 16 or 32 tokens, by the side's four warps together: m64nNk16 with the tokens read from shared memory.
+// Both instructions make the same bits (decision 0009, LinearCuda.WidthsKeepBits).
+template <class Shape>
+__device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
+                                                     float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
+  constexpr int N = Shape::NT * 4;
+  using Product = cuda::Wgmma<Shape::NT * 8>;
+  const std::uint32_t x = cuda::shared_address(blocks);
+  const std::uint32_t ones[4] = {q4_ones, q4_ones, q4_ones, q4_ones};
+  float sums[N], part[N];
+  std::uint32_t a[2][16];
+  Q4Lines next(tiles, lane);
+  next.unpack(a[0]);
+#pragma unroll
+  for (int s = 0; s < Shape::STRIPS; ++s) {
+    const Q4Lines lines = next;
+    cuda::wgmma_fence();
+    if (s == 0) {
+#pragma unroll
+      for (int m = 0; m < 4; ++m) Product::run(sums, ones, cuda::matrix_descriptor(x + m * 256, 128, 1024), m > 0);
+    }
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      Product::run(part, &a[s & 1][m * 4], cuda::matrix_descriptor(x + m * 256, 128, 1024), m > 0);
+    }
+    cuda::wgmma_commit();
+    if (s + 1 < Shape::STRIPS) {
+      next = Q4Lines(tiles + (s + 1) * Shape::TILES * Q4Tile::bytes, lane);
+      next.unpack(a[(s + 1) & 1]);
+    }
+    cuda::wgmma_wait<0>();
+    lines.add(part, sums, acc[s]);
+  }
+}
+
+// The end of a row block. The sides' sums meet in shared memory, then eight warps finish it: lane 4r + j of warp w has
+// token r (of every 8) of line 4w + j, eight output rows that are neighbours in the output, so that every access to
+// memory below is whole sectors.
+template <class Shape>
+struct Q4Finish {
+  static constexpr int NT = Shape::NT;
+  const Q4Work& work;
+  int row_block, k, count;  // of the segment
+  int warp, lane;
+
+  // What this lane's line is: of a matrix, `valid` rows from `column` on; 0 past the end.
+  const Q4Matrix* matrix = nullptr;
+  int column = 0, valid = 0;
+  float before[NT][8];  // what the results are added to, read before anything is waited for
+  float values[NT][8];
+
+  __device__ __forceinline__ int token(int n) const { return n * 8 + (lane >> 2); }
+  __device__ __forceinline__ bool finishes() const { return k == 0; }
+  __device__ __forceinline__ float* row_at(int n) const {
+    return matrix->out + token(n) * matrix->out_stride + column;
+  }
+  static __device__ __forceinline__ bool vectors_at(const float* at) {
+    return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
+  }
+
+  // (quarter 0 + 1) + (2 + 3) of this lane's line and tokens.
+  __device__ __forceinline__ void read_sums(const float* meet) {
+    const float* from = meet + (warp * 4 + (lane & 3)) * Shape::line_floats + (lane >> 2);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float* at = from + n * Shape::block_floats + i * 8;
+        constexpr int side = NT * Shape::block_floats;
+        values[n][i] = Shape::SIDES == 4 ? (at[0] + at[side]) + (at[2 * side] + at[3 * side]) : at[0];
+      }
+    }
+  }
+  __device__ __forceinline__ void find_line() {
+    const int line = warp * 4 + (lane & 3), strip = row_block * Shape::row_block + line / 2;
+    if (strip >= work.strips) return;
+    const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
+    matrix = &work.matrices[place.matrix];
+    column = place.index * 16 + line % 2 * 8;
+    valid = min(8, matrix->rows - column);
+  }
+  __device__ __forceinline__ void read_ahead() {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) before[n][i] = 0;
+      if (valid <= 0 || !matrix->accumulate || token(n) >= work.tokens) continue;
+      const float* at = row_at(n);
+      if (valid == 8 && vectors_at(at)) {
+        const float4 low = __ldcg(reinterpret_cast<const float4*>(at)),
+                     high = __ldcg(reinterpret_cast<const float4*>(at) + 1);
+        before[n][0] = low.x, before[n][1] = low.y, before[n][2] = low.z, before[n][3] = low.w;
+        before[n][4] = high.x, before[n][5] = high.y, before[n][6] = high.z, before[n][7] = high.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (i < valid) before[n][i] = __ldcg(at + i);
+        }
+      }
+    }
+  }
+
+  // The parts of a row block that several blocks worked on. A word of the exchange that nobody has written holds
+  // `q4_absent`, a NaN that no sum has (arithmetic makes another one): so the words carry their own flags. The block in
+  // which the row block begins polls the others' words, adds them in block order and leaves `q4_absent`; it does its
+  // share of the row block last, so it seldom waits. All blocks are resident at once (checked at launch), so waiting
+  // ends.
+  __device__ __forceinline__ uint4* part_of(int block) const {
+    return work.sums + (static_cast<std::int64_t>(block) * q4_finishers + warp) * (Shape::vectors * 32) + lane;
+  }
+  __device__ __forceinline__ void send() const {
+    uint4* to = part_of(blockIdx.x);
+    auto word = [](float value) {
+      const std::uint32_t bits = __float_as_uint(value);
+      return bits == q4_absent ? 0x7fffffffu : bits;
+    };
+#pragma unroll
+    for (int v = 0; v < Shape::vectors; ++v) {
+      const float* from = &values[v / 2][v % 2 * 4];
+      cuda::store_volatile(to + v * 32, make_uint4(word(from[0]), word(from[1]), word(from[2]), word(from[3])));
+    }
+  }
+  __device__ __forceinline__ void add_others() {
+    if (count == work.tiles_k) return;
+    const int last = split_of(work).last_block(row_block);
+    for (int next = static_cast<int>(blockIdx.x) + 1; next <= last; next += Shape::together) {
+      uint4 got[Shape::together][Shape::vectors];
+#pragma unroll
+      for (int p = 0; p < Shape::together; ++p) {
+#pragma unroll
+        for (int v = 0; v < Shape::vectors; ++v) {
+          // Loaded whether needed or not: what only some paths set, the compiler keeps registers for everywhere.
+          got[p][v] = cuda::load_volatile(part_of(min(next + p, last)) + v * 32);
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < Shape::together; ++p) {
+        if (next + p > last) break;
+        uint4* from = part_of(next + p);
+#pragma unroll
+        for (int v = 0; v < Shape::vectors; ++v) {
+          uint4& word = got[p][v];
+          while (word.x == q4_absent || word.y == q4_absent || word.z == q4_absent || word.w == q4_absent) {
+            word = cuda::load_volatile(from + v * 32);
+          }
+          from[v * 32] = make_uint4(q4_absent, q4_absent, q4_absent, q4_absent);
+          float* to = &values[v / 2][v % 2 * 4];
+          to[0] += __uint_as_float(word.x), to[1] += __uint_as_float(word.y);
+          to[2] += __uint_as_float(word.z), to[3] += __uint_as_float(word.w);
+        }
+      }
+    }
+  }
+
+  // The first core matrix' word of this token and a line of 8 columns in a panel of at most 32 rows (panel.h).
+  __device__ __forceinline__ std::byte* panel_line(const cuda::Panel& panel, int n, int first_column) const {
+    const int line = first_column % 64 / 8;
+    return panel.data + first_column / 64 * Shape::group_bytes + n * 1024 + (lane >> 2) * 16 + line / 4 * 512 +
+           line % 4 * 4;
+  }
+  __device__ __forceinline__ void store_floats(int n) const {
+    float* to = row_at(n);
+    if (valid == 8 && vectors_at(to)) {
+      reinterpret_cast<float4*>(to)[0] = make_float4(values[n][0], values[n][1], values[n][2], values[n][3]);
+      reinterpret_cast<float4*>(to)[1] = make_float4(values[n][4], values[n][5], values[n][6], values[n][7]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < valid) to[i] = values[n][i];
+      }
+    }
+  }
+  __device__ __forceinline__ void store_plain() {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const bool mine = valid > 0 && token(n) < work.tokens;
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        values[n][i] += before[n][i];
+        squares = fmaf(values[n][i], values[n][i], squares);
+      }
+      if (mine) store_floats(n);
+      if (!work.gain) continue;
+      if (mine) {
+        const float4 low = __ldg(reinterpret_cast<const float4*>(work.gain + column)),
+                     high = __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1);
+        std::byte* to = panel_line(work.normed_panel, n, column);
+        const float(&v)[8] = values[n];
+        *reinterpret_cast<std::uint32_t*>(to) = cuda::pack_bf16(v[0] * low.x, v[2] * low.z);
+        *reinterpret_cast<std::uint32_t*>(to + 128) = cuda::pack_bf16(v[4] * high.x, v[6] * high.z);
+        *reinterpret_cast<std::uint32_t*>(to + 256) = cuda::pack_bf16(v[1] * low.y, v[3] * low.w);
+        *reinterpret_cast<std::uint32_t*>(to + 384) = cuda::pack_bf16(v[5] * high.y, v[7] * high.w);
+      }
+      if (!mine) squares = 0;
+      squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+      squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+      if ((lane & 3) == 0) {
+        work.squares_out[(row_block * q4_finishers + warp) * Q4Work::squares_stride + token(n)] = squares;
+      }
+    }
+  }
+  // Lines 0 and 1 of a warp are gate rows, 2 and 3 the same rows of up: two lanes share a line's eight outputs, the
+  // gate lane takes the first four.
+  __device__ __forceinline__ void store_gated() {
+    const bool second = lane & 2;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      float out[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float mine = second ? values[n][4 + i] : values[n][i];
+        const float other = __shfl_xor_sync(0xffffffffu, second ? values[n][i] : values[n][4 + i], 2);
+        const float gate = second ? other : mine, up = second ? mine : other;
+        out[i] = gate / (1.0f + __expf(-gate)) * up;
+      }
+      if (valid <= 0 || token(n) >= work.tokens) continue;
+      if (work.matrices[0].out) {
+        float* to = work.matrices[0].out + token(n) * work.matrices[0].out_stride + column + second * 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (second * 4 + i < valid) to[i] = out[i];
+        }
+      }
+      if (work.gated_panel.data) {
+        std::byte* to = panel_line(work.gated_panel, n, column) + second * 128;
+        *reinterpret_cast<std::uint32_t*>(to) = cuda::pack_bf16(out[0], out[2]);
+        *reinterpret_cast<std::uint32_t*>(to + 256) = cuda::pack_bf16(out[1], out[3]);
+      }
+    }
+  }
+};
+
+// The sides' sums of a row block into shared memory: lines as Q4Finish reads them.
+template <class Shape>
+__device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
+                                         const float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
+  const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
+  float* to = meet + place * Shape::STRIPS * 2 * Shape::line_floats + (lane >> 2) * 8 + (lane & 3) * 2;
+  cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
+  if constexpr (Shape::SIDES == 4) {
+    to += side * Shape::NT * Shape::block_floats;
+#pragma unroll
+    for (int n = 0; n < Shape::NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2 * Shape::STRIPS; ++i) {
+        const float* from = &acc[0][i / 2][n * 4 + i % 2 * 2];
+        *reinterpret_cast<float2*>(to + n * Shape::block_floats + i * Shape::line_floats) =
+            make_float2(from[0], from[1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int turn = 1; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
+      if (side == turn) {
+#pragma unroll
+        for (int n = 0; n < Shape::NT; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2 * Shape::STRIPS; ++i) {
+            auto* at = reinterpret_cast<float2*>(to + n * Shape::block_floats + i * Shape::line_floats);
+            const int s = i / 2, j = n * 4 + i % 2 * 2;
+            float2 sum = make_float2(acc[0][s][j] + acc[1][s][j], acc[0][s][j + 1] + acc[1][s][j + 1]);
+            if (turn == 0) {
+              const float2 other = *at;
+              sum.x += other.x, sum.y += other.y;
+            }
+            *at = sum;
+          }
+        }
+      }
+      if (turn == 1) cuda::block_barrier<3>(Shape::consumers * 32);
+    }
+  }
+}
+
+// The tiles of a stage that a warp takes: `count` of them are there.
+template <class Shape>
+__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int side, int count, int lane,
+                                              float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
+  const std::uint8_t* tiles = base + place * Shape::STRIPS * Shape::TILES * Q4Tile::bytes;
+  const std::uint8_t* blocks = base + Shape::weight_bytes;
+  if constexpr (Shape::NT == 1) {
+    static_assert(Shape::quarters == 1);
+    const int first = (side & 1) * 2;
+#pragma unroll 1
+    for (int q = first; q < min(count, first + 2); ++q) {
+      q4_multiply<Shape>(tiles + q * Q4Tile::bytes, blocks + q * Shape::group_bytes, lane, acc[0]);
+    }
+  } else {
+    static_assert(Shape::quarters == 2);
+#pragma unroll
+    for (int quarter = 0; quarter < 2; ++quarter) {
+#pragma unroll 1
+      for (int q = quarter * 2; q < min(count, quarter * 2 + 2); ++q) {
+        q4_multiply_together<Shape>(tiles + q * Q4Tile::bytes, blocks + q * Shape::group_bytes, lane, acc[quarter]);
+      }
+    }
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t* memory,
+                                               const Q4Barriers<Shape>& barriers, int warp, int lane) {
+  constexpr int NT = Shape::NT;
+  const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
+  const int stage_parity = Shape::SIDES == 4 ? side >> 1 : side;
+  const float* scales = reinterpret_cast<const float*>(memory + Shape::scales_offset);
+  auto* meet = reinterpret_cast<float*>(memory + Shape::meet_offset);
+  cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
+  Q4Ring<Shape::STAGES> start;    // of the next segment
+  int index = 0;                  // of its first stage
+  for (Q4Walk walk(work); walk.next();) {
+    float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
+    const int stages = (walk.count + Shape::TILES - 1) / Shape::TILES;
+    Q4Ring<Shape::STAGES> at = start;
+    int i = (index ^ stage_parity) & 1;
+    at.advance(i);
+    for (; i < stages; i += 2) {
+      cuda::barrier_wait(barriers.panel(at.stage), at.parity);
+      cuda::barrier_wait(barriers.weights(at.stage), at.parity);
+      q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
+                           min(Shape::TILES, walk.count - i * Shape::TILES), lane, acc);
+      __syncwarp();
+      if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
+      at.advance(2);
+    }
+    start.advance(stages);
+    index += stages;
+    q4_bring<Shape>(meet, warp, lane, acc);
+    if (warp >= q4_finishers) {
+      __syncwarp();
+      cuda::block_barrier_arrive<2>(Shape::consumers * 32);
+      continue;
+    }
+    Q4Finish<Shape> finish{.work = work,
+                           .row_block = walk.row_block,
+                           .k = walk.k,
+                           .count = walk.count,
+                           .warp = cuda::opaque(warp),
+                           .lane = cuda::opaque(lane)};
+    if (finish.finishes()) {
+      finish.find_line();
+      finish.read_ahead();
+    }
+    cuda::block_barrier<2>(Shape::consumers * 32);
+    finish.read_sums(meet);
+    if (!finish.finishes()) {
+      finish.send();
+      continue;
+    }
+    finish.add_others();
+    if (work.squares_in) {
+      cuda::barrier_wait(barriers.scales_ready(), 0);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const float scale = scales[finish.token(n)];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) finish.values[n][j] *= scale;
+      }
+    }
+    if (work.gated) {
+      finish.store_gated();
+    } else {
+      finish.store_plain();
+    }
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_constant__ Q4Work given) {
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Q4Barriers<Shape> barriers{cuda::shared_address(memory + Shape::barriers_offset)};
+  // In shared memory the work's fields are read where they are used: from the parameters the compiler would keep them
+  // in registers that the products need.
+  auto& work = *reinterpret_cast<Q4Work*>(memory + Shape::work_offset);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Q4Work) / 4); i += Shape::threads) {
+    reinterpret_cast<std::uint32_t*>(&work)[i] = reinterpret_cast<const std::uint32_t*>(&given)[i];
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::STAGES; ++i) {
+      cuda::barrier_init(barriers.weights(i), 1);
+      cuda::barrier_init(barriers.panel(i), 1);
+      cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
+    }
+    cuda::barrier_init(barriers.scales_ready(), 1);
+    cuda::barrier_init_done();
+  }
+  __syncthreads();
+  if (warp < Shape::consumers) {
+    cuda::take_registers<Shape::REGISTERS>();
+    q4_few_consume<Shape>(work, memory, barriers, warp, lane);
+    return;
+  }
+  cuda::give_registers<Shape::PRODUCER_REGISTERS>();
+  const int role = warp - Shape::consumers;
+  if (role == 0) {
+    q4_few_weights<Shape>(work, memory, barriers, lane);
+    cuda::dependents_may_start();
+  } else if (role == 1) {
+    cuda::wait_for_predecessors();
+    if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
+  } else if (role == 2 && work.squares_in) {
+    cuda::wait_for_predecessors();
+    q4_input_scales<Shape::NT>(work, lane, reinterpret_cast<float*>(memory + Shape::scales_offset));
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(barriers.scales_ready());
+  }
+}
+
+}  // namespace splash::ops
