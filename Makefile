@@ -2,11 +2,11 @@
 MAKEFLAGS += --no-print-directory
 JOBS ?= $(shell nproc)
 # The CUDA backend. auto: as the machine and the network allow; on: a build without it is an error; off: none. Unstated, a build
-# folder stays as it is, and a new one is auto, but for `make test`: there the kernels' five CPU minutes have to be asked for.
+# folder stays as it is, and a new one is auto.
 ifdef SPLASH_CUDA
 CUDA_STAMP := build/.cuda-$(SPLASH_CUDA)
 endif
-CUDA_WISH := $(or $(SPLASH_CUDA),$(if $(filter test,$(MAKECMDGOALS)),off,auto))
+CUDA_WISH := $(or $(SPLASH_CUDA),auto)
 ASSETS := build/test-assets
 
 .PHONY: serve test test-tsan build setup clean

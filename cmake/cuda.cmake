@@ -50,7 +50,24 @@ target_include_directories(splash_cuda_flags SYSTEM INTERFACE ${SPLASH_CUDA_KIT}
 function(splash_cuda_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${SPLASH_UNITY})  # the .cc files; CMake 3.25 has none for CUDA
   target_link_libraries(${name} PUBLIC splash_cuda_flags ${arg_DEPS})
+endfunction()
+
+# splash_cuda_unit(OUT NAME a.cu b.cu ...): appends a file that includes these to the list OUT. nvcc parses the same headers for
+# each file, ten seconds of it, which is most of the time of a small one. Where kernels are worked on (the preset cuda) and in
+# unoptimised builds the files themselves.
+function(splash_cuda_unit out name)
+  if(SPLASH_UNITY AND NOT SPLASH_CUDA_TESTS)
+    set(text "")
+    foreach(file ${ARGN})
+      string(APPEND text "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${file}\"\n")
+    endforeach()
+    file(CONFIGURE OUTPUT ${name}.cu CONTENT "${text}" @ONLY)
+    set(${out} ${${out}} ${CMAKE_CURRENT_BINARY_DIR}/${name}.cu PARENT_SCOPE)
+  else()
+    set(${out} ${${out}} ${ARGN} PARENT_SCOPE)
+  endif()
 endfunction()
 
 # A test that prints registers and spills of every kernel of a library and fails where a hot one spills; it needs no GPU.

@@ -48,8 +48,8 @@ macro(splash_find_packages)
   find_package(benchmark REQUIRED)
 endmacro()
 
-# LIGHT: not optimised in the sanitizer build, which halves the time to compile it there. For what parses and formats: its tests
-# spend little time in it. Not for kernels, packing, the engine and the simulator.
+# LIGHT: not optimised in the sanitizer build, which halves the time to compile it there; a test program's own files nowhere. For
+# what parses and formats: its tests spend little time in it. Not for kernels, packing, the engine and the simulator.
 function(splash_light name)
   if(SPLASH_ASAN)
     target_compile_options(${name} PRIVATE -O0)
@@ -83,7 +83,7 @@ function(splash_test name)
   target_link_libraries(${name} PRIVATE splash_flags ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   if(arg_LIGHT)
-    splash_light(${name})
+    target_compile_options(${name} PRIVATE -O0)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 900)

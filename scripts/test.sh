@@ -14,9 +14,11 @@ scripts/setup_client_venv.sh build/client-venv || exit 1
 
 say "build"
 ninja -C build -j"$jobs" --quiet || exit 1
-if [ -x build/kit/bin/cuobjdump ]; then
+if [ -x build/kit/bin/cuobjdump ] && ninja -C build -t targets all | grep -q '^src/ops/libsplash_ops_cuda.a:'; then
   say "registers of the CUDA kernels (a test fails where a hot one spills)"
   bench/cuda/resources.sh build/kit/bin/cuobjdump build/src/ops/libsplash_ops_cuda.a | tee build/cuda-registers.txt
+else
+  say "no CUDA compiler, so the CUDA backend is not in this build"
 fi
 say "release tests"
 ctest --test-dir build -j"$jobs" --output-on-failure --no-tests=error 2>&1 | tee build/ctest.log | grep -v '^ *Start '

@@ -1,11 +1,14 @@
 // Times the cpu kernels against the roof of this machine, measured in the same process: bytes that must move at the
 // streaming-read rate, 8-bit products at the register rate.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/cpu/roof.h"
@@ -178,14 +181,34 @@ int run(const Options& options) {
 }  // namespace
 }  // namespace splash
 
+// By hand: the library that parses the server's options takes longer to compile than all of this file.
 int main(int argc, char** argv) {
-  CLI::App app{"Times the cpu kernels against the measured roof"};
+  constexpr const char* usage =
+      "op_bench [--threads N] [--isa NAME] [--seconds S] [--smoke] [linear|bf16|attention|gdn ...]\n"
+      "Times the cpu kernels against the measured roof. --isa: scalar, avx2 or avx512vnni, else the best of this machine;\n"
+      "--seconds: time per line; --smoke: tiny sizes, only shows that everything runs.\n";
   splash::Options options;
-  app.add_option("--threads", options.threads, "threads of the pool");
-  app.add_option("--isa", options.isa, "scalar, avx2 or avx512vnni; the best of this machine if absent");
-  app.add_option("--seconds", options.seconds, "time per line");
-  app.add_flag("--smoke", options.smoke, "tiny sizes: only shows that everything runs");
-  app.add_option("only", options.only, "linear, bf16, attention, gdn");
-  CLI11_PARSE(app, argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (word == "--smoke") {
+      options.smoke = true;
+    } else if (!word.starts_with("-")) {
+      options.only.emplace_back(word);
+    } else if (value != nullptr && word == "--threads") {
+      options.threads = std::atoi(argv[++i]);
+    } else if (value != nullptr && word == "--isa") {
+      options.isa = argv[++i];
+    } else if (value != nullptr && word == "--seconds") {
+      options.seconds = std::atof(argv[++i]);
+    } else {
+      std::fputs(usage, word == "--help" ? stdout : stderr);
+      return word == "--help" ? 0 : 2;
+    }
+  }
+  if (options.threads < 1) {
+    std::fputs(usage, stderr);
+    return 2;
+  }
   return splash::run(options);
 }

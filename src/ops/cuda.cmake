@@ -3,11 +3,12 @@
 if(NOT SPLASH_WITH_CUDA)
   return()
 endif()
-splash_cuda_library(splash_ops_cuda
-                    SOURCES attention/attention_cuda.cu attention/attention_tiles_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu embed/embed_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu
-                            linear/linear_cuda.cu linear/q4_few_cuda.cu linear/q4_wide_cuda.cu norm/norm_cuda.cu
-                            sampling/law_cuda.cu swiglu/swiglu_cuda.cu
-                    DEPS splash_backend_cuda splash_pack splash_link)
+# Of about the same time to compile each; q4_wide is not with q4_few because both name their parts alike.
+splash_cuda_unit(kernels attention_unit attention/attention_cuda.cu)
+splash_cuda_unit(kernels linear_unit linear/linear_cuda.cu linear/q4_few_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu)
+splash_cuda_unit(kernels draft_unit attention/attention_tiles_cuda.cu linear/q4_wide_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu
+                 sampling/law_cuda.cu embed/embed_cuda.cu norm/norm_cuda.cu swiglu/swiglu_cuda.cu)
+splash_cuda_library(splash_ops_cuda SOURCES ${kernels} DEPS splash_backend_cuda splash_pack splash_link)
 splash_cuda_resources(splash_ops_cuda)
 
 if(NOT SPLASH_CUDA_TESTS)

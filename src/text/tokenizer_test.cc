@@ -183,6 +183,21 @@ TEST(Tokenizer, NamesTheFileThatIsWrong) {
   }
 }
 
+// Where the crate panics, its text goes into our error and nowhere else.
+TEST(Tokenizer, APanicOfTheCrateIsOneError) {
+  const test::TemporaryFolder folder;
+  std::string json = test::synthetic_tokenizer_json();
+  const auto decoder = json.find("\"decoder\":{");
+  ASSERT_NE(decoder, std::string::npos);
+  json.insert(decoder + 11, ",");
+  folder.write("tokenizer.json", json);
+  testing::internal::CaptureStderr();
+  auto result = Tokenizer::load(folder.path());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  ASSERT_FALSE(result.has_value());
+  EXPECT_THAT(result.error().message, HasSubstr("tokenizer.json"));
+}
+
 // Random ids, most of them no text: every piece is whole characters, together they are the whole.
 void check_pieces(const std::shared_ptr<const Tokenizer>& tokenizer, int streams, std::uint32_t seed) {
   std::mt19937 random(seed);

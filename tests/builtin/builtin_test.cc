@@ -110,6 +110,7 @@ class Builtin : public testing::TestWithParam<int> {
     int lanes = link::max_lanes;
     bool use_draft = true;
     int repeats = 1;  // the same prompts again, from the prefix cache
+    std::vector<Reply>* first_round = nullptr;  // if asked for: the replies before the cache had any of them
     float temperature = 0.0f;
     bool stops = false;  // else stop tokens are like any other, and all replies are of one length
   };
@@ -153,6 +154,7 @@ class Builtin : public testing::TestWithParam<int> {
         }
         engine.tick(clock.now());
       }
+      if (round == 0 && setup.first_round != nullptr) *setup.first_round = replies;
     }
     return replies;
   }
@@ -197,13 +199,13 @@ TEST_F(Builtin, AloneIsAsInCompanyGreedyAndSeeded) {
       const std::vector<Reply> alone = run({.first = i, .count = 1, .lanes = 1, .temperature = temperature});
       EXPECT_EQ(alone[0].tokens, together[i].tokens) << "prompt " << i;
     }
-    EXPECT_EQ(run(company), together) << "a seed reproduces, temperature " << temperature;
+    if (temperature > 0) EXPECT_EQ(run(company), together) << "a seed reproduces";
   }
 }
 
 TEST_F(Builtin, CachedIsAsCold) {
-  const std::vector<Reply> cold = run({.count = 20});
-  const std::vector<Reply> cached = run({.count = 20, .repeats = 2});
+  std::vector<Reply> cold;
+  const std::vector<Reply> cached = run({.count = 20, .repeats = 2, .first_round = &cold});
   int hits = 0;
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(cold[i].tokens, cached[i].tokens) << "prompt " << i;

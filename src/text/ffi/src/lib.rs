@@ -8,7 +8,9 @@ mod template;
 mod tokenizer;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use grammar::{Grammars, Matcher};
 use template::Template;
@@ -73,9 +75,31 @@ impl From<Vec<u32>> for Bytes {
     }
 }
 
+thread_local! {
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Catches the panics of `body` and keeps them off stderr: the caller reports them in an error of ours. A panic anywhere
+/// else is printed as ever.
+fn caught<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let printing = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !CATCHING.get() {
+                printing(panic);
+            }
+        }));
+    });
+    CATCHING.set(true);
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    CATCHING.set(false);
+    outcome
+}
+
 /// Runs `body`, catches its panics, and turns its outcome into a status and an error text.
 unsafe fn guarded(error: *mut Bytes, body: impl FnOnce() -> Result<(), Fault>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+    let outcome = caught(body).unwrap_or_else(|panic| {
         let what = panic.downcast_ref::<String>().cloned();
         let what = what.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
         Err(Fault::Internal(what.unwrap_or_else(|| "panic".into())))
@@ -95,7 +119,7 @@ fn give<T>(value: T) -> *mut T {
 
 unsafe fn close<T>(handle: *mut T) {
     if !handle.is_null() {
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(handle) })));
+        let _ = caught(|| drop(unsafe { Box::from_raw(handle) }));
     }
 }
 
