@@ -157,12 +157,27 @@ void Engine::save(Request& request, cache::Kind kind) {
   }
 }
 
+// After a step of `rows` prompt rows of this lane, before they count as committed: files the state at the snapshot that
+// they passed.
+void Engine::save_mark(Request& request, int rows) {
+  if (!request.passes_save(rows)) return;
+  const Save passed = request.saves.front();
+  request.saves.erase(request.saves.begin());
+  const auto prefix = std::span(request.tokens).first(passed.position);
+  if (const auto slot = prefixes_.publish(prefix, request.pages, passed.kind)) {
+    model_.save_mark(*slot);
+    counters_.snapshots_saved.add();
+  }
+}
+
 // A lane that goes before its time: keep its state if it got somewhere. A client that cuts a reply (a stop string, the
 // user's stop button) usually comes back with the same text.
 void Engine::keep_what_is_done(Request& request) {
   constexpr int worth_keeping = 256;  // prompt rows; fewer are run again sooner than a better snapshot is lost
   const int done = request.committed - request.resumed_at;
-  if (request.phase == Phase::decoding || done >= worth_keeping) save(request, cache::Kind::conversation);
+  if (request.phase == Phase::decoding || done >= worth_keeping) {
+    save(request, cache::Kind::conversation);
+  }
 }
 
 void Engine::leave_lane(Request& request) {

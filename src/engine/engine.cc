@@ -61,10 +61,12 @@ Choice Engine::schedule() {
   make_room_to_decode();
   std::vector<PrefillView> prefill;
   std::vector<DecodeView> decode;
+  const Request* marking = marked_request();
   for (const auto& request : lanes_) {
     if (!request) continue;
     if (request->phase == Phase::prefilling) {
-      prefill.push_back({request->lane, request->arrival, request->prefill_stop() - request->committed,
+      const int stop = request->prefill_stop(request.get() == marking ? 1 : 0);
+      prefill.push_back({request->lane, request->arrival, stop - request->committed,
                          request->prefill_end() - request->committed});
     } else {
       decode.push_back({request->lane, max_width(*request), request->sampled() && request->submit.sampling.reproducible,
@@ -74,16 +76,28 @@ Choice Engine::schedule() {
   return scheduler_.next(prefill, decode);
 }
 
+// Whose slice may run past the next snapshot that is due, its state there kept aside by the model: the oldest prompt's.
+// The others stop at theirs.
+const Request* Engine::marked_request() const {
+  const Request* oldest = nullptr;
+  for (const auto& request : lanes_) {
+    if (!request || request->phase != Phase::prefilling || request->saves.empty()) continue;
+    if (oldest == nullptr || request->arrival < oldest->arrival) oldest = request.get();
+  }
+  return oldest;
+}
+
 model::StepPlan Engine::step_plan(const Choice& choice) const {
   model::StepPlan plan;
   for (const Grant& grant : choice.prefill) {
     const Request& request = *lanes_[grant.lane];
-    const bool ends = request.committed + grant.rows == request.prefill_end();
+    const int end = request.committed + grant.rows;
     plan.prefill.push_back({.lane = grant.lane,
                             .position = request.committed,
                             .tokens = std::span(request.tokens).subspan(request.committed, grant.rows),
                             .pages = request.pages,
-                            .choose = ends && request.choose_at_end()});
+                            .choose = end == request.prefill_end() && request.choose_at_end(),
+                            .mark = request.passes_save(grant.rows) ? request.saves.front().position - request.committed : 0});
   }
   for (const Grant& grant : choice.decode) {
     const Request& request = *lanes_[grant.lane];
@@ -99,6 +113,7 @@ model::StepPlan Engine::step_plan(const Choice& choice) const {
 
 void Engine::apply(const Choice& choice, const model::StepResult& result) {
   SPLASH_CHECK(result.prefill.size() == choice.prefill.size() && result.decode.size() == choice.decode.size());
+  for (const Grant& grant : choice.prefill) save_mark(*lanes_[grant.lane], grant.rows);
   for (std::size_t i = 0; i < choice.prefill.size(); ++i) {
     const model::SliceResult& slice = result.prefill[i];
     SPLASH_CHECK(slice.lane == choice.prefill[i].lane && slice.committed == choice.prefill[i].rows);
@@ -114,7 +129,7 @@ void Engine::apply(const Choice& choice, const model::StepResult& result) {
 
 void Engine::apply_prefill(Request& request, const model::SliceResult& slice) {
   request.committed += slice.committed;
-  while (!request.saves.empty() && request.saves.front().position <= request.committed) {
+  if (!request.saves.empty() && request.saves.front().position <= request.committed) {
     SPLASH_CHECK(request.saves.front().position == request.committed, "prefill ran past a snapshot");
     save(request, request.saves.front().kind);
     request.saves.erase(request.saves.begin());

@@ -100,6 +100,7 @@ class Engine {
   std::vector<Save> plan_saves(const Request& request, const cache::Match& match) const;
   // schedule
   Choice schedule();
+  const Request* marked_request() const;
   void make_room_to_decode();
   bool grow(Request& request, int positions);
   void suspend(Request& request);
@@ -115,6 +116,7 @@ class Engine {
   void count_step(const Choice& choice, double seconds);
   // leave
   void save(Request& request, cache::Kind kind);
+  void save_mark(Request& request, int rows);
   void keep_what_is_done(Request& request);
   void leave_lane(Request& request);
   void finish(Request& request, link::FinishReason reason);

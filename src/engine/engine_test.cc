@@ -258,6 +258,53 @@ TEST(Engine, LongPromptsLeaveCheckpoints) {
   EXPECT_EQ(rig.ask(other, 5).started.front().cached_tokens, 4096);
 }
 
+// A snapshot inside a prompt (before the generation prompt, at a checkpoint) takes no step of its own.
+TEST(Engine, ASnapshotOnTheWayTakesNoStep) {
+  Rig rig;
+  std::vector<Token> history = counting(100);
+  const auto steps_to_first_token = [&](std::vector<Token> prompt, int boundary) {
+    const auto before = rig.model->steps();
+    link::Submit submit = rig.request(std::move(prompt), 3);
+    submit.reply_boundary = boundary;
+    const Seen& answer = rig.post(std::move(submit));
+    while (answer.tokens.empty()) rig.tick();
+    const auto steps = rig.model->steps() - before;
+    rig.run();
+    return steps;
+  };
+  EXPECT_EQ(steps_to_first_token(history, 97), 1);
+  append(history, counting(60, 200));
+  EXPECT_EQ(steps_to_first_token(history, 157), 1) << "resumed";
+  EXPECT_EQ(rig.seen.rbegin()->second.started.front().cached_tokens, 97);
+  const std::vector<Token> document = counting(10'000, 77);
+  EXPECT_EQ(steps_to_first_token(document, 9'990), 20) << "512 rows a step, checkpoints and all";
+  std::vector<Token> other(document.begin(), document.begin() + 9'990);
+  append(other, counting(5, 400));
+  EXPECT_EQ(rig.ask(other, 5).started.front().cached_tokens, 9'990);
+  EXPECT_EQ(rig.seen.rbegin()->second.tokens, rig.alone(other, 5));
+}
+
+// Several prompts in one step with snapshots due in each: all are taken, and each serves a later request.
+TEST(Engine, SnapshotsOfSeveralPromptsInOneStep) {
+  Rig rig;
+  std::vector<std::vector<Token>> prompts;
+  for (int i = 0; i < 4; ++i) {
+    prompts.push_back(counting(60 + 7 * i, 100 * i));
+    link::Submit submit = rig.request(prompts.back(), 4);
+    submit.reply_boundary = static_cast<int>(prompts.back().size()) - 5;
+    rig.post(std::move(submit));
+  }
+  rig.run();
+  for (std::vector<Token>& prompt : prompts) {
+    const int boundary = static_cast<int>(prompt.size()) - 5;
+    prompt.resize(boundary);
+    append(prompt, counting(9, 450));
+    const Seen& answer = rig.ask(prompt, 4);
+    EXPECT_EQ(answer.started.front().cached_tokens, boundary);
+    EXPECT_EQ(answer.tokens, rig.alone(prompt, 4));
+  }
+}
+
 TEST(Engine, TwoRepliesTooLongForThePoolBothEnd) {
   model::FakeOptions options = Rig::roomy();
   options.facts.max_context = 640;

@@ -13,7 +13,7 @@ namespace splash::engine {
 
 enum class Phase { queued, prefilling, decoding, done };
 
-// A position inside the prompt where prefill stops for a snapshot.
+// A position inside the prompt where a snapshot is due.
 struct Save {
   int position = 0;
   cache::Kind kind = cache::Kind::checkpoint;
@@ -44,7 +44,11 @@ struct Request {
   // Where prefill ends. A resumed request has its anchor already and runs only what stands before it.
   int prefill_end() const { return chosen() == 0 ? prompt_tokens : static_cast<int>(tokens.size()) - 1; }
   bool choose_at_end() const { return chosen() == 0; }
-  int prefill_stop() const { return saves.empty() ? prefill_end() : saves.front().position; }
+  bool passes_save(int rows) const { return !saves.empty() && saves.front().position < committed + rows; }
+  // How far a slice may go that passes `passed` of the due snapshots.
+  int prefill_stop(std::size_t passed) const {
+    return saves.size() > passed ? saves[passed].position : prefill_end();
+  }
 };
 
 }  // namespace splash::engine

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -63,12 +64,18 @@ void FakeModel::start_lane(int lane, const LaneSetup& setup) { lanes_[lane] = {s
 void FakeModel::save(int lane, SnapshotId into) {
   SPLASH_CHECK(lanes_[lane].state.length > 0, "lane {} has no state to save", lane);
   snapshots_[into] = lanes_[lane].state;
+  mark_ = {};
 }
 
 void FakeModel::restore(int lane, SnapshotId from) {
   SPLASH_CHECK(lanes_[lane].state.length == 0, "lane {} was not started afresh", lane);
   SPLASH_CHECK(snapshots_[from].length > 0, "snapshot {} holds nothing", from);
   lanes_[lane].state = snapshots_[from];
+}
+
+void FakeModel::save_mark(SnapshotId into) {
+  SPLASH_CHECK(mark_.length > 0, "the last step marked nothing, or its mark is saved already");
+  snapshots_[into] = std::exchange(mark_, {});
 }
 
 void FakeModel::copy_page(PageId from, PageId to) {
@@ -83,6 +90,7 @@ Result<StepResult> FakeModel::step(const StepPlan& plan) {
   SPLASH_CHECK(!plan.prefill.empty() || !plan.decode.empty(), "an empty step");
   check_writers(plan);
   ++steps_;
+  mark_ = {};
   int rows = 0;
   for (const PrefillSlice& slice : plan.prefill) rows += static_cast<int>(slice.tokens.size());
   SPLASH_CHECK(rows <= options_.facts.max_prefill_rows, "{} prefill rows", rows);
@@ -147,9 +155,12 @@ void FakeModel::write(std::span<const PageId> pages, int position, Token token) 
 SliceResult FakeModel::prefill(const PrefillSlice& slice) {
   Lane& lane = lanes_[slice.lane];
   SliceResult result{.lane = slice.lane, .committed = static_cast<int>(slice.tokens.size())};
+  SPLASH_CHECK(slice.mark >= 0 && slice.mark < result.committed, "a mark at row {} of {}", slice.mark, result.committed);
+  SPLASH_CHECK(slice.mark == 0 || mark_.length < 0, "a second mark in a step");
   for (const Token token : slice.tokens) {
     write(slice.pages, lane.state.length++, token);
     lane.state.hash = mix(lane.state.hash, token);
+    if (lane.state.length == slice.position + slice.mark) mark_ = lane.state;
   }
   prefill_rows_ += result.committed;
   if (slice.choose) {

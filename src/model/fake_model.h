@@ -30,6 +30,7 @@ class FakeModel final : public Model {
   Result<StepResult> step(const StepPlan& plan) override;
   void save(int lane, SnapshotId into) override;
   void restore(int lane, SnapshotId from) override;
+  void save_mark(SnapshotId into) override;
   void copy_page(PageId from, PageId to) override;
 
   // The reply the model gives to a prompt on its own: what every request must get in whatever company.
@@ -70,6 +71,7 @@ class FakeModel final : public Model {
   std::vector<Lane> lanes_;
   std::vector<std::vector<Row>> pages_;
   std::vector<State> snapshots_;
+  State mark_;  // of the last step
   std::int64_t steps_ = 0;
   std::int64_t prefill_rows_ = 0;
 };

@@ -56,6 +56,9 @@ struct PrefillSlice {
   std::span<const Token> tokens;
   std::span<const PageId> pages;  // covers position + tokens.size()
   bool choose = false;            // the prompt ends here: choose the first token from the last row
+  // > 0: the lane's state behind that many of the rows is kept aside for save_mark, so that a snapshot inside a prompt
+  // takes no step of its own. Fewer than all rows; at most one slice of a step has one.
+  int mark = 0;
 };
 
 // One draft, verify, accept, commit of a lane: `position` tokens are committed, `anchor` is chosen but not yet run.
@@ -107,6 +110,9 @@ class Model {
   // The state at rest of a lane at its committed length: recurrent state and draft context, not the pages.
   virtual void save(int lane, SnapshotId into) = 0;
   virtual void restore(int lane, SnapshotId from) = 0;
+  // The state that the last step's marked slice had at its mark: bit for bit what save would have taken had the slice
+  // ended there. Once, before the next save or step.
+  virtual void save_mark(SnapshotId into) = 0;
 
   // Copies the rows of one page into another (a shared, partly filled page gets its own copy before it is extended).
   virtual void copy_page(PageId from, PageId to) = 0;

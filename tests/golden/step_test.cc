@@ -280,6 +280,84 @@ TEST(Step, StateAfterStepsIsTheStateOfAFreshPrefill) {
   }
 }
 
+// A mark inside a slice leaves the very state that a cut leaves there, in company, and does not show in what follows.
+void expect_mark_is_a_cut(model::Model& model, const RandomModel& random, const Device& device, int before, int mark,
+                          int after) {
+  const Seats seats(model);
+  const int length = before + mark;
+  const std::vector<Token> text = random_text(random.seed + 500, length + after, random.vocab);
+  const std::vector<Token> other = random_text(random.seed + 501, 21, random.vocab);
+  const auto run = [&](std::vector<model::PrefillSlice> slices) {
+    model::StepPlan plan;
+    plan.prefill = std::move(slices);
+    const auto result = model.step(plan);
+    SPLASH_CHECK(result.has_value(), "{}", result.error().message);
+    return result->prefill.front().chosen;
+  };
+  const auto own = seats.pages(0), company = seats.pages(1), cut = seats.pages(2);
+  const std::span<const Token> all(text);
+  const model::LaneSetup greedy{.sampling = {.temperature = 0}};
+  for (int lane = 0; lane < 4; ++lane) model.start_lane(lane, greedy);
+  if (before > 0) run({{0, 0, all.first(before), own}});
+  const auto chosen = run({{0, before, all.subspan(before), own, true, mark}, {1, 0, other, company}});
+  model.save_mark(0);
+  model.save(0, 1);
+  model.restore(3, 0);
+  run({{2, 0, all.first(length), cut}});
+  expect_same_state(model, device, 3, 2, length);
+  EXPECT_EQ(run({{2, length, all.subspan(length), cut, true}}), chosen);
+  expect_same_state(model, device, 0, 2, length + after);
+  // From the snapshot on, over the rows that were there when it was taken.
+  for (std::size_t i = 0; i < own.size(); ++i) model.copy_page(own[i], cut[i]);
+  EXPECT_EQ(run({{3, length, all.subspan(length), cut, true}}), chosen);
+  expect_same_state(model, device, 3, 0, length + after);
+}
+
+TEST(Step, AMarkInASliceIsTheStateOfACut) {
+  for (const Device& device : devices()) {
+    for (const RandomModel& random : random_models()) {
+      if ((device.backend == Backend::ref || device.threads > 1) && random.seed % 4 != 3) continue;
+      const auto opened = open(random, device);
+      for (const auto& [before, mark, after] :
+           {std::tuple{0, 1, 1}, {0, 15, 3}, {0, 16, 17}, {5, 40, 5}, {33, 3, 2}, {64, 50, 60}}) {
+        expect_mark_is_a_cut(*opened->model, random, device, before, mark, after);
+        if (testing::Test::HasFailure()) {
+          FAIL() << name_of(device) << ", model " << random.seed << ", mark " << mark << " of " << mark + after;
+        }
+      }
+    }
+  }
+}
+
+// A mark after decode steps, whose kept rows are still on the tape; and marks that no model may take.
+TEST(Step, AMarkBehindAReply) {
+  for (const Device& device : few_devices()) {
+    const RandomModel random = ours({.seed = 1});
+    const auto opened = open(random, device);
+    model::Model& model = *opened->model;
+    const SeatRequest run = partway(model, random_text(4, 30, random.vocab), 0, 14);
+    const Seats seats(model);
+    const auto pages = seats.pages(0);
+    const std::vector<Token> more = random_text(9, 12, random.vocab);
+    model::StepPlan plan;
+    plan.prefill.push_back({0, run.committed, more, pages, false, 12});
+    EXPECT_FALSE(model.step(plan).has_value()) << "no row behind the mark";
+    plan.prefill.front().mark = 7;
+    ASSERT_TRUE(model.step(plan).has_value());
+    model.save_mark(0);
+    std::vector<Token> text = run.prompt;
+    text.insert(text.end(), run.reply.begin(), run.reply.end() - 1);
+    text.insert(text.end(), more.begin(), more.begin() + 7);
+    const auto others = seats.pages(1);
+    model.start_lane(1, {.sampling = {.temperature = 0}});
+    plan.prefill = {{1, 0, text, others}};
+    ASSERT_TRUE(model.step(plan).has_value());
+    model.start_lane(2, {.sampling = {.temperature = 0}});
+    model.restore(2, 0);
+    expect_same_state(model, device, 2, 1, run.committed + 7);
+  }
+}
+
 // Saves mid-reply, continues in the same lane and, from the snapshot with a copied last page, in another one.
 TEST(Step, RestoredLanesContinueAlike) {
   for (const Device& device : devices()) {

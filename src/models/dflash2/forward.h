@@ -122,10 +122,11 @@ ContextSegments context_segments(const Weights& weights, std::span<const Context
   return segments;
 }
 
-// c = norm(fc f); each layer's keys and values of c go to the lanes' rings. features [rows, taps * H].
-template <class Stream>
+// c = norm(fc f); each layer's keys and values of c go to the lanes' rings, between(layer) is called, and the rows of
+// `rest` follow. features [rows, taps * H].
+template <class Stream, class Between>
 void commit_context(Stream& stream, const Weights& weights, MatrixView<const float> features,
-                    const ContextSegments& segments) {
+                    const ContextSegments& segments, const ContextSegments& rest, Between&& between) {
   const pack::DraftGeometry& g = weights.geometry;
   const MatrixView<float> context = stream.matrix(features.rows, g.hidden_size);
   const MatrixView<float> k = stream.matrix(features.rows, g.kv_heads * g.head_dim);
@@ -137,7 +138,14 @@ void commit_context(Stream& stream, const Weights& weights, MatrixView<const flo
     const ops::LinearTarget kv[] = {{layer.k, k}, {layer.v, v}};
     ops::linear(stream, context, kv);
     ops::draft_context(stream, layer.attention, layer.k_norm, k, v, segments[i]);
+    between(i);
+    if (!rest.empty()) ops::draft_context(stream, layer.attention, layer.k_norm, k, v, rest[i]);
   }
+}
+template <class Stream>
+void commit_context(Stream& stream, const Weights& weights, MatrixView<const float> features,
+                    const ContextSegments& segments) {
+  commit_context(stream, weights, features, segments, {}, [](int) {});
 }
 
 }  // namespace splash::models::dflash2

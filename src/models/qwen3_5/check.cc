@@ -46,13 +46,16 @@ Status check_plan(const model::StepPlan& plan, const model::Facts& facts, std::s
     taken[lane] = true;
     return {};
   };
-  int rows = 0;
+  int rows = 0, marks = 0;
   for (const model::PrefillSlice& slice : plan.prefill) {
     SPLASH_TRY_STATUS(take(slice.lane));
     rows += static_cast<int>(slice.tokens.size());
     SPLASH_TRY_STATUS(check_slice(facts, lengths[slice.lane], slice.lane, slice.position,
                                   static_cast<int>(slice.tokens.size()), slice.pages));
     SPLASH_TRY_STATUS(check_tokens(facts, slice.tokens));
+    if (slice.mark != 0 && (++marks > 1 || slice.mark < 0 || slice.mark >= static_cast<int>(slice.tokens.size()))) {
+      return fail(ErrorKind::internal, "lane {}: a mark behind row {} of {}", slice.lane, slice.mark, slice.tokens.size());
+    }
   }
   if (rows > facts.max_prefill_rows) {
     return fail(ErrorKind::internal, "{} prefill rows in one step, the limit is {}", rows, facts.max_prefill_rows);

@@ -43,7 +43,7 @@ model::Footprint footprint(const pack::Package& package, ops::KvFormat format, i
     floats += (max_prefill_rows + decode_rows) * context_row_floats(*draft);
     floats += decode_rows * (block_row_floats(*draft) + std::int64_t{target.vocab_size} + target.hidden_size);
   }
-  footprint.scratch_bytes = floats * float_bytes;
+  footprint.scratch_bytes = floats * float_bytes + footprint.snapshot_bytes;  // and the mark's state
   return footprint;
 }
 

@@ -16,6 +16,7 @@ struct Rows {
   std::vector<Token> tokens;
   std::vector<ops::Segment> segments;
   std::vector<ops::GdnMode> modes;  // of each segment
+  int marked = -1, mark = 0;        // the segment with a mark (model.h), and behind how many of its rows
 
   int count() const { return static_cast<int>(tokens.size()); }
   void add(int lane, int position, std::span<const Token> text, std::span<const ops::PageId> pages, ops::GdnMode mode) {
@@ -47,8 +48,7 @@ Passed forward(Stream& stream, const Weights& weights, const Rows& rows, Memory&
   for (int l = 0; l < layers; ++l) {
     const Layer& layer = weights.layers[l];
     if (const auto* recurrent = std::get_if<Gdn>(&layer.mixer)) {
-      gdn(stream, weights.gdn, *recurrent, normed, memory.gdn_segments(rows.segments, rows.modes, layer.mixer_index),
-          of_gdn);
+      gdn(stream, weights.gdn, *recurrent, normed, memory.gdn_segments(rows, layer.mixer_index), of_gdn);
       ops::linear_add_norm(stream, ops::finely(stream, of_gdn.mixed), recurrent->out, x, layer.post_attention_norm, g.rms_eps, normed);
     } else {
       const auto& full = std::get<Attention>(layer.mixer);

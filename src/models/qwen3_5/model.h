@@ -31,6 +31,7 @@ class HybridModel final : public model::Model {
   Result<model::StepResult> step(const model::StepPlan& plan) override;
   void save(int lane, model::SnapshotId into) override;
   void restore(int lane, model::SnapshotId from) override;
+  void save_mark(model::SnapshotId into) override;
   void copy_page(model::PageId from, model::PageId to) override { state_.copy_page(from, to); }
 
   // Brings a lane to rest and shows its state; for tests.
@@ -79,6 +80,8 @@ class HybridModel final : public model::Model {
   MatrixView<float> features_;  // [rows, taps * H]
   MatrixView<float> logits_;
   std::vector<dflash2::ContextRows> context_;  // rows of `features_` to commit
+  std::optional<dflash2::ContextRows> rest_;   // those behind a mark
+  int mark_length_ = 0;  // committed tokens at the mark of the last step
   std::vector<std::uint32_t> masks_;
   ops::Law law_;
 };

@@ -57,6 +57,13 @@ void HybridModel<Stream>::restore(int lane, model::SnapshotId from) {
 }
 
 template <class Stream>
+void HybridModel<Stream>::save_mark(model::SnapshotId into) {
+  SPLASH_CHECK(mark_length_ > 0);
+  state_.save_mark(into);
+  snapshot_length_[into] = std::exchange(mark_length_, 0);
+}
+
+template <class Stream>
 std::span<const float> HybridModel<Stream>::state_at_rest(int lane) {
   bring_to_rest(lane);
   return state_.rest(lane);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "models/dflash2/weights.h"
+#include "models/qwen3_5/forward.h"
 #include "models/qwen3_5/weights.h"
 
 namespace splash::models::qwen3_5 {
@@ -67,6 +68,7 @@ State::State(StateGeometry geometry, int lanes, int pages, int snapshots) : geom
   for (int i = 0; i < snapshots; ++i) {
     snapshots_.push_back(allocate(geometry_.rest_floats() * std::int64_t{sizeof(float)}));
   }
+  if (snapshots > 0) mark_ = allocate(geometry_.rest_floats() * std::int64_t{sizeof(float)});
 }
 
 ops::GdnLane State::gdn(int lane, int layer) {
@@ -76,13 +78,23 @@ ops::GdnLane State::gdn(int lane, int layer) {
           &lanes_[lane].kept};
 }
 
-std::vector<ops::GdnSegment> State::gdn_segments(std::span<const ops::Segment> segments,
-                                                 std::span<const ops::GdnMode> modes, int layer) {
-  std::vector<ops::GdnSegment> of_layer;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    of_layer.push_back({segments[i], gdn(segments[i].lane, layer), modes[i]});
+GdnTurns State::gdn_segments(const Rows& rows, int layer) {
+  GdnTurns turns;
+  for (std::size_t i = 0; i < rows.segments.size(); ++i) {
+    turns.first.push_back({rows.segments[i], gdn(rows.segments[i].lane, layer), rows.modes[i]});
   }
-  return of_layer;
+  if (rows.marked < 0) return turns;
+  ops::GdnSegment& until = turns.first[rows.marked];
+  SPLASH_CHECK(*until.lane.kept == 0 && mark_ != nullptr);
+  ops::GdnSegment after = until;
+  until.segment.rows = rows.mark;
+  after.segment.first_row += rows.mark;
+  after.segment.position += rows.mark;
+  after.segment.rows -= rows.mark;
+  turns.rest.push_back(after);
+  turns.from = {until.lane.state, static_cast<std::size_t>(geometry_.gdn_floats())};
+  turns.to = floats(mark_) + layer * geometry_.gdn_floats();
+  return turns;
 }
 
 ops::DraftRing State::ring(int lane, int draft_layer) {
@@ -104,6 +116,14 @@ void State::save(int lane, int snapshot) {
   std::memcpy(snapshots_[snapshot].get(), lanes_[lane].rest.get(),
               static_cast<std::size_t>(geometry_.rest_floats()) * sizeof(float));
 }
+
+void State::mark_ring(int lane, int draft_layer) {
+  const ops::DraftRing from = ring(lane, draft_layer);
+  const std::int64_t part = whole_lines(std::int64_t{from.capacity} * geometry_.ring_width);
+  std::copy_n(from.keys, 2 * part, floats(mark_) + (from.keys - floats(lanes_[lane].rest)));
+}
+
+void State::save_mark(int snapshot) { std::swap(snapshots_[snapshot], mark_); }
 
 void State::restore(int lane, int snapshot) {
   std::memcpy(lanes_[lane].rest.get(), snapshots_[snapshot].get(),

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "models/blocks/gdn.h"
 #include "ops/attention/kv.h"
 #include "ops/draft/draft.h"
 #include "ops/gdn/gdn.h"
@@ -29,14 +30,16 @@ struct StateGeometry {
 StateGeometry state_geometry(const pack::TargetGeometry& target, const pack::DraftGeometry* draft, ops::KvFormat format,
                              int max_context);
 
+struct Rows;
+
 class State {
  public:
   State(StateGeometry geometry, int lanes, int pages, int snapshots);
 
   const ops::KvPool& pool() const { return pool_; }
   ops::GdnLane gdn(int lane, int layer);
-  std::vector<ops::GdnSegment> gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode> modes,
-                                            int layer);
+  // A marked segment's lane must be at rest.
+  GdnTurns gdn_segments(const Rows& rows, int layer);
   ops::DraftRing ring(int lane, int draft_layer);
   int& kept(int lane) { return lanes_[lane].kept; }
 
@@ -45,6 +48,9 @@ class State {
   // The lane must be at rest (kept == 0).
   void save(int lane, int snapshot);
   void restore(int lane, int snapshot);
+  // The mark: a state at rest that a pass leaves aside, layer by layer.
+  void mark_ring(int lane, int draft_layer);
+  void save_mark(int snapshot);
   void copy_page(int from, int to);
 
   const StateGeometry& geometry() const { return geometry_; }
@@ -67,6 +73,7 @@ class State {
   ops::KvPool pool_;
   std::vector<Lane> lanes_;
   std::vector<Memory> snapshots_;
+  Memory mark_;
 };
 
 }  // namespace splash::models::qwen3_5

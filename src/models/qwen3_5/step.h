@@ -16,6 +16,8 @@ Result<model::StepResult> HybridModel<Stream>::step(const model::StepPlan& plan)
   SPLASH_TRY_STATUS(check_plan(plan, facts_, lengths_));
   stream_->reset();
   context_.clear();
+  rest_.reset();
+  mark_length_ = 0;
   std::vector<Prefill> prefill;
   std::vector<Decode> decode;
   for (const model::PrefillSlice& slice : plan.prefill) prefill.push_back({&slice});
@@ -79,6 +81,11 @@ void HybridModel<Stream>::verify(std::vector<Prefill>& prefill, std::vector<Deco
   for (Prefill& lane : prefill) {
     const model::PrefillSlice& slice = *lane.slice;
     lane.first_row = rows.count();
+    if (slice.mark > 0) {
+      bring_to_rest(slice.lane);
+      rows.marked = static_cast<int>(rows.segments.size());
+      rows.mark = slice.mark;
+    }
     rows.add(slice.lane, slice.position, slice.tokens, slice.pages, ops::GdnMode::commit);
     if (!slice.choose) continue;
     lane.logit_row = static_cast<int>(choosing.size());
@@ -158,7 +165,13 @@ model::SliceResult HybridModel<Stream>::commit(const Prefill& prefill) {
   const int rows = static_cast<int>(slice.tokens.size());
   state_.kept(slice.lane) = 0;
   lengths_[slice.lane] = slice.position + rows;
-  context_.push_back({slice.lane, prefill.first_row, rows, slice.position});
+  if (slice.mark == 0) {
+    context_.push_back({slice.lane, prefill.first_row, rows, slice.position});
+  } else {
+    mark_length_ = slice.position + slice.mark;
+    context_.push_back({slice.lane, prefill.first_row, slice.mark, slice.position});
+    rest_ = {slice.lane, prefill.first_row + slice.mark, rows - slice.mark, mark_length_};
+  }
   model::SliceResult result{.lane = slice.lane, .committed = rows};
   if (slice.choose) result.chosen = choose(slice.lane, lengths_[slice.lane] - 1, {}, prefill.logit_row);
   return result;
@@ -193,15 +206,21 @@ void HybridModel<Stream>::commit_draft_context() {
   const std::vector<int>& rings = state_.geometry().ring_capacity;
   const int longest = *std::max_element(rings.begin(), rings.end());
   std::vector<int> rows;
-  for (dflash2::ContextRows& lane : context_) {
+  const auto gather = [&](dflash2::ContextRows& lane) {
     const int skipped = std::max(0, lane.rows - longest);
     const int first = lane.first_row + skipped;
     lane = {lane.lane, static_cast<int>(rows.size()), lane.rows - skipped, lane.position + skipped};
     for (int i = 0; i < lane.rows; ++i) rows.push_back(first + i);
-  }
-  const auto segments = dflash2::context_segments(*draft_weights_, context_,
-                                                  [&](int lane, int layer) { return state_.ring(lane, layer); });
-  dflash2::commit_context(*stream_, *draft_weights_, gather_rows(*stream_, features_, rows), segments);
+  };
+  for (dflash2::ContextRows& lane : context_) gather(lane);
+  if (rest_) gather(*rest_);
+  const auto ring = [&](int lane, int layer) { return state_.ring(lane, layer); };
+  dflash2::ContextSegments rest;
+  if (rest_) rest = dflash2::context_segments(*draft_weights_, std::span(&*rest_, 1), ring);
+  dflash2::commit_context(*stream_, *draft_weights_, gather_rows(*stream_, features_, rows),
+                          dflash2::context_segments(*draft_weights_, context_, ring), rest, [&](int layer) {
+                            if (rest_) state_.mark_ring(rest_->lane, layer);
+                          });
 }
 
 }  // namespace splash::models::qwen3_5

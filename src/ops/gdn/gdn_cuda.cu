@@ -345,9 +345,11 @@ void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, 
   if (tables.longest_commit > batch && prefill_fits(stream, g, out.rows)) return prefill(stream, args);
   cuda::allow_shared(stream, gdn_kernel, sizeof(Staging));
   const unsigned cluster = static_cast<unsigned>(2 * group);
-  cuda::launch(stream, "gdn",
-               {dim3(g.key_heads * cluster, tables.segment_count), dim3(threads), sizeof(Staging), cluster}, gdn_kernel,
-               args);
+  in_turns(stream, args, [&](const Arguments& turn) {
+    cuda::launch(stream, "gdn",
+                 {dim3(g.key_heads * cluster, turn.tables.segment_count), dim3(threads), sizeof(Staging), cluster},
+                 gdn_kernel, turn);
+  });
 }
 
 void gdn(cuda::Stream& stream, const GdnGeometry& geometry, const GdnWeights& weights, const GdnRows& rows,

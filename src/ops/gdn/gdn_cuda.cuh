@@ -25,6 +25,21 @@ struct Arguments {
   GdnTables tables;
 };
 
+// Runs launch(arguments) over the segments, in two turns where one has a mark. The copy between them is also what lets
+// the second read the state that the first wrote (gdn_cuda.h).
+template <class Launch>
+void in_turns(cuda::Stream& stream, const Arguments& args, Launch&& launch) {
+  const GdnMark& mark = args.tables.mark;
+  if (!mark.until) return launch(args);
+  Arguments turn = args;
+  turn.tables.segments = mark.until;
+  launch(turn);
+  stream.note(cudaMemcpyAsync(mark.to, mark.from, mark.bytes, cudaMemcpyDeviceToDevice, stream.native()), "mark");
+  turn.tables.segments = mark.rest;
+  turn.tables.segment_count = 1;
+  launch(turn);
+}
+
 struct TapeRow {
   float* k;
   float* d;

@@ -12,12 +12,24 @@
 
 namespace splash::ops {
 
+// One segment of a commit pass cut in two: the first turn runs `until`, the pass's segments with that one ending at the
+// cut; what its lane remembers in this layer is then copied, and `rest` runs on. Rows go one by one, so the cut does not
+// show in any bit.
+struct GdnMark {
+  const SegmentEntry* until = nullptr;  // as many as the pass has segments; null: no mark
+  const SegmentEntry* rest = nullptr;   // one
+  const float* from = nullptr;          // the lane's state and conv
+  float* to = nullptr;
+  std::size_t bytes = 0;
+};
+
 // Device tables, for recordings: lanes[segments[i].lane] holds the lane's pointers in this layer.
 struct GdnTables {
   const SegmentEntry* segments = nullptr;
   int segment_count = 0;
   const GdnLane* lanes = nullptr;
   int longest_commit = 0;  // rows of the longest segment, if all are commit passes; else 0
+  GdnMark mark;
 };
 
 void gdn(cuda::Stream& stream, const GdnGeometry& geometry, const GdnWeights& weights, const GdnRows& rows,

@@ -308,8 +308,11 @@ void prefill(cuda::Stream& stream, const Arguments& args) {
       {dim3(g.key_heads + heads, (args.tables.longest_commit + batch - 1) / batch, segments), dim3(prepare_threads)},
       gdn_prepare_kernel, args, prepared);
   cuda::allow_shared(stream, gdn_recur_kernel, recur_bytes);
-  cuda::launch(stream, "gdn recur", {dim3(heads * column_blocks, segments), dim3(recur_threads), recur_bytes},
-               gdn_recur_kernel, args, prepared);
+  in_turns(stream, args, [&](const Arguments& turn) {
+    cuda::launch(stream, "gdn recur",
+                 {dim3(heads * column_blocks, turn.tables.segment_count), dim3(recur_threads), recur_bytes},
+                 gdn_recur_kernel, turn, prepared);
+  });
   const unsigned items = static_cast<unsigned>(args.out.rows) * heads, each = finish_threads / 16;
   cuda::launch(stream, "gdn finish", {dim3((items + each - 1) / each), dim3(finish_threads)}, gdn_finish_kernel, args);
 }

@@ -17,7 +17,7 @@ std::int64_t scratch_bytes(const pack::Package& package, const model::Footprint&
   const std::int64_t lists = (g.vocab_size + 8191) / 8192 * 8;
   const std::int64_t found =
       2 * std::int64_t{link::max_lanes} * link::max_block * lists * ops::most_candidates_cuda * 8;
-  return host.scratch_bytes * 8 / 5 + queries + found + (std::int64_t{64} << 20);
+  return (host.scratch_bytes - host.snapshot_bytes) * 8 / 5 + queries + found + (std::int64_t{64} << 20);
 }
 
 // Graphs, the context, partial sums.
@@ -27,7 +27,7 @@ constexpr std::int64_t fixed_bytes = std::int64_t{768} << 20;
 
 model::Footprint cuda_footprint(const pack::Package& package, int max_prefill_rows, int max_context) {
   model::Footprint out = footprint(package, ops::KvFormat::int8, max_prefill_rows, max_context);
-  out.scratch_bytes = scratch_bytes(package, out, max_prefill_rows) + fixed_bytes;
+  out.scratch_bytes = scratch_bytes(package, out, max_prefill_rows) + fixed_bytes + out.snapshot_bytes;
   return out;
 }
 
@@ -61,6 +61,7 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
                                           .pages = facts.max_context / link::page_tokens + 2,
                                           .draft_layers = draft != nullptr ? draft->layers : 0,
                                           .mask_words = (facts.vocab_size + 31) / 32}));
+  m.state_->use_mark(m.tables_.mark.until.device, m.tables_.mark.rest.device);
   m.stream_->note(cudaEventCreateWithFlags(&m.drafted_, cudaEventDisableTiming), "event");
   m.package_ = std::move(package);
   m.facts_ = std::move(facts);
@@ -105,6 +106,13 @@ void CudaModel::restore(int lane, model::SnapshotId from) {
   state_->restore(lane, from);
   kept_[lane] = 0;
   lengths_[lane] = snapshot_length_[from];
+}
+
+void CudaModel::save_mark(model::SnapshotId into) {
+  SPLASH_CHECK(mark_length_ > 0);
+  stream_->make_current();
+  state_->save_mark(into);
+  snapshot_length_[into] = std::exchange(mark_length_, 0);
 }
 
 void CudaModel::copy_page(model::PageId from, model::PageId to) {

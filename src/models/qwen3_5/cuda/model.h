@@ -38,6 +38,7 @@ class CudaModel final : public model::Model {
   Result<model::StepResult> step(const model::StepPlan& plan) override;
   void save(int lane, model::SnapshotId into) override;
   void restore(int lane, model::SnapshotId from) override;
+  void save_mark(model::SnapshotId into) override;
   void copy_page(model::PageId from, model::PageId to) override;
 
   // For probes and tests; they use lane 0 and the first pages. The logits (and hidden states) of a text run in chunks;
@@ -112,6 +113,7 @@ class CudaModel final : public model::Model {
   cudaEvent_t drafted_ = nullptr;
   std::vector<model::LaneSetup> lanes_;
   std::vector<int> lengths_, kept_, snapshot_length_;
+  int mark_length_ = 0;  // committed tokens at the mark of the last step
 };
 
 // Bytes of device memory (snapshots: of host memory).

@@ -62,6 +62,20 @@ ops::GdnLane CudaState::gdn(int lane, int layer) const {
           tape_of(lane) + layer * whole_lines(link::max_block * geometry_.gdn.tape_row_floats()), kept_ + lane};
 }
 
+ops::GdnTables CudaState::gdn_segments(const Rows& rows, int layer) const {
+  int longest = 0;
+  for (const ops::Segment& segment : rows.segments) longest = std::max(longest, segment.rows);
+  if (std::ranges::any_of(rows.modes, [](ops::GdnMode mode) { return mode != ops::GdnMode::commit; })) longest = 0;
+  ops::GdnTables tables{segments_, static_cast<int>(rows.segments.size()),
+                        gdn_lanes_.as<ops::GdnLane>() + layer * lanes_, longest};
+  if (rows.marked >= 0) {
+    const int lane = rows.segments[rows.marked].lane;
+    const float* from = gdn(lane, layer).state;
+    tables.mark = {until_, rest_, from, mark_of(from, lane), static_cast<std::size_t>(geometry_.gdn_floats()) * 4};
+  }
+  return tables;
+}
+
 ops::DraftRing CudaState::ring(int lane, int draft_layer) const {
   float* keys = rest_of(lane) + geometry_.gdn_layers * geometry_.gdn_floats();
   const auto part = [&](int layer) {
@@ -96,12 +110,30 @@ void CudaState::pin_snapshots(std::int64_t most_bytes) {
 }
 
 void CudaState::save(int lane, int snapshot) {
+  begin_mark();
+  stream_.note(cudaMemcpyAsync(staging_.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, stream_.native()),
+               "save");
+  send_staged(snapshot);
+}
+
+void CudaState::begin_mark() {
+  stream_.note(cudaStreamWaitEvent(stream_.native(), copied_, 0), "save");  // the staging buffer is free
+}
+
+void CudaState::mark_ring(int lane, int draft_layer) {
+  const ops::DraftRing from = ring(lane, draft_layer);
+  const std::int64_t floats = 2 * whole_lines(std::int64_t{from.capacity} * geometry_.ring_width);
+  stream_.note(cudaMemcpyAsync(mark_of(from.keys, lane), from.keys, static_cast<std::size_t>(floats) * 4,
+                               cudaMemcpyDeviceToDevice, stream_.native()),
+               "mark");
+}
+
+void CudaState::save_mark(int snapshot) { send_staged(snapshot); }
+
+void CudaState::send_staged(int snapshot) {
   Snapshot& to = snapshots_[snapshot];
   to.take(rest_bytes());
-  const cudaStream_t main = stream_.native();
-  stream_.note(cudaStreamWaitEvent(main, copied_, 0), "save");  // the staging buffer is free
-  stream_.note(cudaMemcpyAsync(staging_.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, main), "save");
-  stream_.note(cudaEventRecord(staged_, main), "save");
+  stream_.note(cudaEventRecord(staged_, stream_.native()), "save");
   stream_.note(cudaStreamWaitEvent(copies_, staged_, 0), "save");
   stream_.note(cudaMemcpyAsync(to.data(), staging_.data(), rest_bytes(), cudaMemcpyDeviceToHost, copies_), "save");
   stream_.note(cudaEventRecord(copied_, copies_), "save");

@@ -7,7 +7,7 @@
 
 #include "backend/cuda/memory.h"
 #include "backend/cuda/stream.h"
-#include "models/qwen3_5/state.h"
+#include "models/qwen3_5/forward.h"
 #include "ops/gdn/gdn_cuda.h"
 
 namespace splash::models::qwen3_5 {
@@ -24,13 +24,8 @@ class CudaState {
 
   // The recurrent layers find the next pass's segments here; its lane numbers index the lanes of this state.
   void use(const ops::SegmentEntry* table) { segments_ = table; }
-  ops::GdnTables gdn_segments(std::span<const ops::Segment> segments, std::span<const ops::GdnMode> modes,
-                              int layer) const {
-    int longest = 0;
-    for (const ops::Segment& segment : segments) longest = std::max(longest, segment.rows);
-    if (std::ranges::any_of(modes, [](ops::GdnMode mode) { return mode != ops::GdnMode::commit; })) longest = 0;
-    return {segments_, static_cast<int>(segments.size()), gdn_lanes_.as<ops::GdnLane>() + layer * lanes_, longest};
-  }
+  void use_mark(const ops::SegmentEntry* until, const ops::SegmentEntry* rest) { until_ = until, rest_ = rest; }
+  ops::GdnTables gdn_segments(const Rows& rows, int layer) const;
   ops::GdnLane gdn(int lane, int layer) const;
 
   // All in stream order; nothing waits. Errors show at the stream's next synchronise.
@@ -38,6 +33,10 @@ class CudaState {
   void set_kept_zero(int lane);
   // The lane must be at rest. The copy to the host runs beside the steps that follow.
   void save(int lane, int snapshot);
+  // The mark: what a pass leaves aside, layer by layer, in the buffer that saves pass through.
+  void begin_mark();
+  void mark_ring(int lane, int draft_layer);
+  void save_mark(int snapshot);
   // Takes the host memory of the first snapshots now, as many as fit: to pin it takes longer than a step, and a first
   // save stands between a prompt and its first token.
   void pin_snapshots(std::int64_t most_bytes);
@@ -52,6 +51,8 @@ class CudaState {
   CudaState(cuda::Stream& stream, StateGeometry geometry) : stream_(stream), geometry_(std::move(geometry)) {}
   float* rest_of(int lane) const;
   float* tape_of(int lane) const;
+  float* mark_of(const float* in_rest, int lane) const { return staging_.as<float>() + (in_rest - rest_of(lane)); }
+  void send_staged(int snapshot);
   std::size_t rest_bytes() const { return static_cast<std::size_t>(geometry_.rest_floats()) * sizeof(float); }
 
   // Host memory of a snapshot, taken at its first save: pinned, or ordinary memory where the system refuses more of
@@ -69,7 +70,7 @@ class CudaState {
   cuda::DeviceBuffer pages_, rests_, tapes_, kept_memory_, gdn_lanes_, staging_;
   ops::KvPool pool_;
   int* kept_ = nullptr;
-  const ops::SegmentEntry* segments_ = nullptr;
+  const ops::SegmentEntry *segments_ = nullptr, *until_ = nullptr, *rest_ = nullptr;
   std::vector<Snapshot> snapshots_;
   cudaStream_t copies_ = nullptr;  // from the staging buffer to the host
   cudaEvent_t staged_ = nullptr, copied_ = nullptr;

@@ -13,6 +13,10 @@ Result<model::StepResult> CudaModel::step(const model::StepPlan& plan) {
   if (prefilling + decoding == 0) return model::StepResult{};
   stream_->make_current();
   ++ticket_;
+  mark_length_ = 0;
+  for (const model::PrefillSlice& slice : plan.prefill) {
+    if (slice.mark > 0) bring_to_rest(slice.lane);
+  }
   if (prefilling > 0) {
     write_prefill(plan.prefill);
     tables_.of_prefill.upload(*stream_);
@@ -79,6 +83,12 @@ void CudaModel::set_choice(ops::LaneChoice& choice, int lane, int position, int 
 
 void CudaModel::write_prefill(std::span<const model::PrefillSlice> slices) {
   PassTables& t = tables_.prefill;
+  MarkTables& mark = tables_.mark;
+  // As dflash2::context_segments: of a slice longer than the ring only the end is stored.
+  const auto context = [](int first_row, int rows, int position, const ops::DraftRing& ring) {
+    const int skipped = std::max(0, rows - ring.capacity);
+    return ops::DraftContextSegment{first_row + skipped, rows - skipped, position + skipped, ring};
+  };
   int row = 0, choosing = 0;
   for (std::size_t i = 0; i < slices.size(); ++i) {
     const model::PrefillSlice& slice = slices[i];
@@ -87,12 +97,19 @@ void CudaModel::write_prefill(std::span<const model::PrefillSlice> slices) {
     std::copy(slice.tokens.begin(), slice.tokens.end(), t.tokens.host + row);
     t.segments.host[i] = {
         slice.lane, row, rows, slice.position, static_cast<int>(ops::GdnMode::commit), 0, tables_.pages_of(slice.lane)};
+    mark.until.host[i] = t.segments.host[i];
+    const int until = slice.mark > 0 ? slice.mark : rows;
+    if (slice.mark > 0) {
+      mark.until.host[i].rows = until;
+      mark.rest.host[0] = t.segments.host[i];
+      mark.rest.host[0].first_row += until;
+      mark.rest.host[0].rows -= until;
+      mark.rest.host[0].position += until;
+    }
     for (int l = 0; l < tables_.sizes.draft_layers; ++l) {
-      // As dflash2::context_segments: of a slice longer than the ring only the end is stored.
       const ops::DraftRing ring = state_->ring(slice.lane, l);
-      const int skipped = std::max(0, rows - ring.capacity);
-      t.contexts.host[l * facts_.lanes + static_cast<int>(i)] = {row + skipped, rows - skipped,
-                                                                 slice.position + skipped, ring};
+      t.contexts.host[l * facts_.lanes + static_cast<int>(i)] = context(row, until, slice.position, ring);
+      if (slice.mark > 0) mark.contexts.host[l] = context(row + until, rows - until, slice.position + until, ring);
     }
     // The first token is decided at the position behind the prompt; what stops a reply is not looked for here.
     if (slice.choose) {
@@ -186,10 +203,18 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
   stream_->reset();
   Rows rows;
   std::vector<int> choosing;
-  std::vector<dflash2::ContextRows> contexts;
+  std::vector<dflash2::ContextRows> contexts, behind_mark;
   int masked = 0;
   for (const model::PrefillSlice& slice : slices) {
-    contexts.push_back({slice.lane, rows.count(), static_cast<int>(slice.tokens.size()), slice.position});
+    const int count = static_cast<int>(slice.tokens.size()), until = slice.mark > 0 ? slice.mark : count;
+    contexts.push_back({slice.lane, rows.count(), until, slice.position});
+    if (slice.mark > 0) {
+      state_->begin_mark();
+      mark_length_ = slice.position + until;
+      rows.marked = static_cast<int>(rows.segments.size());
+      rows.mark = until;
+      behind_mark.push_back({slice.lane, rows.count() + until, count - until, mark_length_});
+    }
     rows.add(slice.lane, slice.position, slice.tokens, slice.pages, ops::GdnMode::commit);
     if (!slice.choose) continue;
     if (lanes_[slice.lane].constraint) {
@@ -229,12 +254,17 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
     ops::accept(*stream_, choice);
   }
   if (drafting) {
-    const auto segments =
-        dflash2::context_segments(*draft(), contexts, [&](int lane, int layer) { return state_->ring(lane, layer); });
+    const auto ring = [&](int lane, int layer) { return state_->ring(lane, layer); };
+    const auto segments = dflash2::context_segments(*draft(), contexts, ring);
+    dflash2::ContextSegments rest;
+    if (!behind_mark.empty()) rest = dflash2::context_segments(*draft(), behind_mark, ring);
     for (std::size_t l = 0; l < segments.size(); ++l) {
       stream_->bind(segments[l].data(), tables_.prefill.contexts.device + l * static_cast<std::size_t>(facts_.lanes));
+      if (!rest.empty()) stream_->bind(rest[l].data(), tables_.mark.contexts.device + l);
     }
-    dflash2::commit_context(*stream_, *draft(), pass.features, segments);
+    dflash2::commit_context(*stream_, *draft(), pass.features, segments, rest, [&](int layer) {
+      if (!rest.empty()) state_->mark_ring(behind_mark.front().lane, layer);
+    });
   }
 }
 

@@ -13,13 +13,17 @@ Result<StepTables> StepTables::make(const TableSizes& sizes) {
   constexpr std::size_t ends = 16 * 256;  // of the parts
   StepTables t;
   t.sizes = sizes;
-  SPLASH_TRY(t.of_prefill, cuda::Twin::allocate(lanes * entry_bytes + (prefill_rows + lanes) * 4 + ends));
+  const std::size_t mark_bytes = (lanes + 1) * sizeof(ops::SegmentEntry) + layers * sizeof(ops::DraftContextSegment);
+  SPLASH_TRY(t.of_prefill,
+             cuda::Twin::allocate(lanes * entry_bytes + (prefill_rows + lanes) * 4 + mark_bytes + ends));
   SPLASH_TRY(t.of_decode, cuda::Twin::allocate(lanes * entry_bytes + 3 * rows * 4 + ends));
   const auto pass = [&](cuda::Twin& twin, std::size_t pass_rows, std::size_t choosing_rows) {
     return PassTables{twin.add<Token>(pass_rows), twin.add<ops::SegmentEntry>(lanes), twin.add<ops::LaneChoice>(lanes),
                       twin.add<ops::DraftContextSegment>(layers * lanes), twin.add<int>(choosing_rows)};
   };
   t.prefill = pass(t.of_prefill, prefill_rows, lanes);
+  t.mark = {t.of_prefill.add<ops::SegmentEntry>(lanes), t.of_prefill.add<ops::SegmentEntry>(1),
+            t.of_prefill.add<ops::DraftContextSegment>(layers)};
   t.decode = pass(t.of_decode, rows, rows);
   t.draft_tokens = t.of_decode.add<Token>(rows);
   t.blocks = t.of_decode.add<ops::DraftBlockSegment>(layers * lanes);

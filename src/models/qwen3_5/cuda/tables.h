@@ -33,11 +33,19 @@ struct PassTables {
   cuda::TwinTable<int> masked_rows;                    // of the logits
 };
 
+// What a mark (model.h) adds to a prefill pass.
+struct MarkTables {
+  cuda::TwinTable<ops::SegmentEntry> until;            // [lanes]: the segments, the marked one up to its mark
+  cuda::TwinTable<ops::SegmentEntry> rest;             // [1]
+  cuda::TwinTable<ops::DraftContextSegment> contexts;  // [draft layer]: of the rows behind the mark
+};
+
 struct StepTables {
   static Result<StepTables> make(const TableSizes& sizes);
 
   cuda::Twin of_prefill, of_decode;  // the one is copied before a pass, the other fetched by the recorded step
   PassTables prefill, decode;
+  MarkTables mark;
   cuda::TwinTable<Token> draft_tokens;             // [lanes][block]
   cuda::TwinTable<ops::DraftBlockSegment> blocks;  // [draft layer][lanes]
 
