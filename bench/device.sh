@@ -6,10 +6,13 @@
 #   bench/device.sh FOLDER                   what is missing in FOLDER is left out
 # Results go to $OUT as they come, so a run that is cut off keeps what it had.
 #   STEPS     what to run, in this order (default: proof sanitize serve draft bench). proof is conformance, golden, steps, builtin and
-#             soak side by side, each of them a step of its own too; cpu: the CPU kernels' conformance
-#   SOAK      seconds of random requests at eight lanes (default 12)
+#             soak side by side, each of them a step of its own too; cpu: the CPU kernels' conformance; second: a server on the
+#             second GPU of a machine that has several
+#   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time as well
 #   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows)
-#   SANITIZE  gtest filter for compute-sanitizer
+#   SANITIZE  gtest filter for memcheck
+#   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Not gdn and attention: they hand
+#             shared memory on by mbarriers in inline PTX, which the tool seems not to follow (it reports the bulk copies themselves)
 #   TIMED     evaluation prompts of each category in the step draft (default 8)
 #   SYNTH     a geometry of splash synth: its steps are measured through the model as well, and the first token after a cached prompt
 #             of 32K tokens through the server, e.g. 27b
@@ -25,6 +28,7 @@ export LD_LIBRARY_PATH=$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export SPLASH_SHARED=$bin SPLASH_SOURCE=$PWD
 failed=""
 begun=$SECONDS
+soak=${SOAK-12}
 
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null | head -n1; }
 { nvidia-smi; lscpu | grep -E 'Model name|^CPU\(s\)'; } > "$out/machine.txt" 2>&1
@@ -68,19 +72,19 @@ for step in $steps; do
       grep -hE 'FAILED|Failure|CUDA failed|lanes as the host' "$out/conformance.txt" | head -n 40
       ;;
     golden)
-      try model.txt "${GOLDEN_SECONDS:-60}" golden "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter="GoldenCuda*"
+      try model.txt "${GOLDEN_SECONDS:-$((60 + soak))}" golden "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter="GoldenCuda*"
       grep -hE '^cuda |^device|FAILED|Failure|CHECK|CUDA failed|could not' "$out/model.txt" | head -n 40
       ;;
     steps)
-      SPLASH_TEST_BACKEND=cuda try model.txt "${STEPS_SECONDS:-90}" steps "$bin/step_test" --gtest_brief=1 --gtest_filter="Step*"
+      SPLASH_TEST_BACKEND=cuda try model.txt "${STEPS_SECONDS:-$((90 + soak))}" steps "$bin/step_test" --gtest_brief=1 --gtest_filter="Step*"
       grep -hE '^greedy|^chi|^tokens per|FAILED|Failure|CHECK|CUDA failed' "$out/model.txt" | head -n 60
       ;;
     builtin)
-      try builtin.txt "${BUILTIN_SECONDS:-90}" builtin "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="BuiltinCuda*:-*Soak"
+      try builtin.txt "${BUILTIN_SECONDS:-$((90 + soak))}" builtin "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="BuiltinCuda*:-*Soak"
       grep -v '^== ' "$out/builtin.txt" | tail -n 40
       ;;
     soak)  # what the process holds of both memories, twice a second second: it may not grow once every shape has been met
-      SPLASH_SOAK_SECONDS=${SOAK-12} timeout $((${SOAK-12} + 60)) "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="*Soak" > "$out/soak.txt" 2>&1 &
+      SPLASH_SOAK_SECONDS=$soak timeout $((soak + 60)) "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="*Soak" > "$out/soak.txt" 2>&1 &
       soaking=$!
       while sleep 2; kill -0 $soaking 2> /dev/null; do
         program=$(pgrep -P $soaking | head -n1)
@@ -92,14 +96,36 @@ for step in $steps; do
       ;;
     sanitize)
       command -v compute-sanitizer > /dev/null || continue
-      for tool in memcheck racecheck; do
-        try sanitizer.txt "${SANITIZE_SECONDS:-60}" "$tool" "$(command -v compute-sanitizer)" --tool $tool --error-exitcode 9 \
-          "$bin/cuda_conformance" --gtest_brief=1 \
-          --gtest_filter="${SANITIZE-EmbedCuda*:*LawCuda*/0:LawCudaEnds*:WalkCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}"
+      pids=
+      for one in ${RACECHECK-EmbedCuda.SameBits WalkCuda.WalksAsTheHost DraftCuda.BlockConv DraftCuda.AttentionFixtureShape LinearCuda.SharedInput}; do
+        timeout "${RACECHECK_SECONDS:-60}" compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/cuda_conformance" \
+          --gtest_brief=1 --gtest_filter="$one" > "$out/racecheck-$(echo "$one" | tr -dc 'A-Za-z').part" 2>&1 & pids="$pids $one:$!"
       done
+      try sanitizer.txt "${SANITIZE_SECONDS:-60}" memcheck "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
+        "$bin/cuda_conformance" --gtest_brief=1 \
+        --gtest_filter="${SANITIZE-EmbedCuda*:*LawCuda*/0:LawCudaEnds*:WalkCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}"
+      for one in $pids; do
+        wait "${one##*:}"; code=$?
+        echo "racecheck ${one%:*}: exit $code"
+        [ $code -eq 0 ] || failed="$failed racecheck-${one%:*}"
+      done
+      cat "$out"/racecheck-*.part >> "$out/sanitizer.txt"; rm -f "$out"/racecheck-*.part
       try sanitizer.txt "${SANITIZE_SECONDS:-60}" 'memcheck of a model' "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
         "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter='*DraftBlock:*GreedyContinuation'
       grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer.txt"
+      ;;
+    second)
+      [ "$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | wc -l)" -gt 1 ] || { echo "second: one GPU here"; continue; }
+      timeout 60 "$bin/splash" serve "$tiny" --backend cuda --device 1 --port 18998 > "$out/part" 2>&1 & serving=$!
+      ready 18998
+      reply=$(curl -s --max-time 10 http://127.0.0.1:18998/v1/chat/completions -H 'Content-Type: application/json' \
+        -d '{"messages": [{"role": "user", "content": "What is 2 plus 2?"}], "temperature": 0, "max_tokens": 40}')
+      nvidia-smi --query-gpu=index,memory.used --format=csv,noheader > "$out/second.txt"
+      kill $serving 2> /dev/null; wait $serving 2> /dev/null
+      { cat "$out/part"; echo "$reply"; "$bin/splash" devices; "$bin/splash" bench step "$tiny" --backend cuda --device 1 --steps 20
+        "$bin/splash" bench step "$tiny" --backend cuda --device 9 --steps 20; } >> "$out/second.txt" 2>&1
+      case $reply in *'"content"'*) echo "second: answered";; *) echo "second: no answer"; failed="$failed second";; esac
+      rm -f "$out/part"; cat "$out/second.txt"
       ;;
     serve)
       try bench.txt 20 devices "$bin/splash" devices
