@@ -57,6 +57,7 @@ class Bare {
     open.snapshots = 1;
     open.max_prefill_rows = prefill_rows(open.backend);
     SPLASH_TRY(out.model_, models::open(std::move(package), open));
+    SPLASH_TRY_STATUS(out.model_->back_pages(open.pages));
     for (int lane = 0; lane < options.lanes; ++lane) {
       auto& pages = out.lanes_.emplace_back().pages;
       pages.resize(out.pages_per_lane_);

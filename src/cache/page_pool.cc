@@ -1,5 +1,7 @@
 #include "cache/page_pool.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace splash::cache {
@@ -7,8 +9,19 @@ namespace splash::cache {
 PagePool::PagePool(int pages) : holds_(pages) {
   SPLASH_CHECK(pages > 0);
   free_.reserve(pages);
-  for (PageId page = pages - 1; page >= 0; --page) free_.push_back(page);
 }
+
+int PagePool::to_open(int pages) const {
+  return std::clamp(pages - static_cast<int>(free_.size()), 0, total() - opened_);
+}
+
+void PagePool::open(int pages) {
+  SPLASH_CHECK(pages >= 0 && pages <= total() - opened_);
+  opened_ += pages;
+  for (PageId page = opened_ - 1; page >= opened_ - pages; --page) free_.push_back(page);
+}
+
+void PagePool::give_up_unopened() { holds_.resize(opened_); }
 
 PageId PagePool::take() {
   SPLASH_CHECK(!free_.empty(), "no free page: make room first");

@@ -24,7 +24,10 @@ struct Lane {
   Lane(PagePool& pool_, std::vector<Token> tokens_) : pool(pool_), tokens(std::move(tokens_)) { grow(); }
   ~Lane() { release(); }
   void grow() {
-    while (pages.size() * link::page_tokens < tokens.size()) pages.push_back(pool.take());
+    while (pages.size() * link::page_tokens < tokens.size()) {
+      pool.open(pool.to_open(1));
+      pages.push_back(pool.take());
+    }
   }
   void release() {
     for (const PageId page : pages) pool.lane_release(page);
@@ -34,6 +37,7 @@ struct Lane {
 
 TEST(PagePool, CountsHolders) {
   PagePool pool(3);
+  pool.open(1);
   const PageId page = pool.take();
   pool.cache_hold(page);
   pool.lane_hold(page);
@@ -47,6 +51,28 @@ TEST(PagePool, CountsHolders) {
   EXPECT_TRUE(pool.is_free(page));
   EXPECT_EQ(pool.free(), 3);
   EXPECT_EQ(pool.cached_only(), 0);
+}
+
+TEST(PagePool, OpensInOrderAndCanBeRefusedTheRest) {
+  PagePool pool(5);
+  EXPECT_EQ(pool.free(), 5) << "the plan's word";
+  EXPECT_EQ(pool.to_open(2), 2);
+  EXPECT_EQ(pool.to_open(9), 5);
+  pool.open(2);
+  EXPECT_EQ(pool.take(), 0) << "the lowest first: memory is mapped in order";
+  EXPECT_EQ(pool.take(), 1);
+  EXPECT_EQ(pool.to_open(1), 1);
+  pool.lane_release(0);
+  EXPECT_EQ(pool.to_open(1), 0) << "a free page goes before one that is not opened";
+  EXPECT_EQ(pool.to_open(3), 2);
+  EXPECT_EQ(pool.free(), 4);
+  pool.give_up_unopened();
+  EXPECT_EQ(pool.total(), 2);
+  EXPECT_EQ(pool.free(), 1);
+  EXPECT_EQ(pool.held_by_lanes(), 1);
+  EXPECT_EQ(pool.to_open(3), 0);
+  EXPECT_EQ(pool.take(), 0);
+  EXPECT_EQ(pool.available(), 0);
 }
 
 TEST(PrefixCache, ResumesAtTheLongestSnapshotThatLeavesTheLimit) {

@@ -17,7 +17,11 @@ void Engine::admit() {
     if (!try_admit(request, lane, true)) {
       if (running() > 0) return;
       // Alone and refused: the page behind its own cached tail is the one too many. Cold it fits by construction.
-      SPLASH_CHECK(try_admit(request, lane, false), "a request alone does not fit {} pages", pages_.total());
+      if (!try_admit(request, lane, false)) {
+        fail_for_memory(request);
+        sweep();
+        continue;
+      }
     }
     *seat = std::move(queue_.front());
     queue_.pop_front();
@@ -31,7 +35,9 @@ bool Engine::try_admit(Request& request, int lane, bool use_cache) {
   const cache::Match match = use_cache ? prefixes_.match(request.tokens, limit) : cache::Match{};
   for (const model::PageId page : match.pages) pages_.lane_hold(page);
   if (match.tail >= 0) pages_.lane_hold(match.tail);
-  if (!enough_pages(request, match)) {
+  // Opened before the snapshot is restored and room is made: what the device refuses, the cache may have to give.
+  if (!enough_pages(request, match) ||
+      (!open_pages(pages_for(end) - static_cast<int>(match.pages.size())) && !enough_pages(request, match))) {
     for (const model::PageId page : match.pages) pages_.lane_release(page);
     if (match.tail >= 0) pages_.lane_release(match.tail);
     return false;
@@ -109,22 +115,61 @@ void Engine::make_room_to_decode() {
     Request& request = *order[i];
     if (request.phase != Phase::decoding) continue;
     while (!grow(request, request.committed + max_width(request))) {
-      SPLASH_CHECK(order.size() > 1, "a request alone does not fit {} pages", pages_.total());
+      if (order.size() == 1) {
+        fail_for_memory(request);
+        break;
+      }
       Request& youngest = *order.back();
       order.pop_back();
       suspend(youngest);
       if (i == order.size()) break;  // it was this one
     }
   }
+  sweep();
 }
 
 // Gives the request pages for that many positions, at the cache's expense if need be. False changes nothing.
 bool Engine::grow(Request& request, int positions) {
   const int missing = pages_for(positions) - static_cast<int>(request.pages.size());
   if (missing <= 0) return true;
+  if (!open_pages(missing) && pages_.available() < missing) return false;
   if (!prefixes_.make_room(missing)) return false;
   for (int i = 0; i < missing; ++i) request.pages.push_back(pages_.take());
   return true;
+}
+
+// Memory for the next pages of the plan, as many as are needed beyond the free ones. What the device refuses (someone
+// else uses it too) is struck from the pool for good: the engine goes on with the pages that it has, as it would have
+// with a smaller plan. False then.
+bool Engine::open_pages(int pages) {
+  const int more = pages_.to_open(pages);
+  if (more == 0) return true;
+  const Status status = model_.back_pages(pages_.opened() + more);
+  if (status) {
+    pages_.open(more);
+    return true;
+  }
+  int most = 0;  // that it does have
+  for (int beyond = more; beyond - most > 1;) {
+    const int half = (most + beyond) / 2;
+    (model_.back_pages(pages_.opened() + half) ? most : beyond) = half;
+  }
+  pages_.open(most);
+  full_ = Error{ErrorKind::overloaded,
+                fmt::format("the device's memory is full: {} of the planned {} tokens of context could be taken ({})",
+                            pages_.opened() * link::page_tokens, pages_.total() * link::page_tokens,
+                            status.error().message),
+                ""};
+  pages_.give_up_unopened();
+  return false;
+}
+
+// A request that does not fit although it has the pool to itself. With the pool of the plan that cannot be.
+void Engine::fail_for_memory(Request& request) {
+  SPLASH_CHECK(full_.has_value(), "a request alone does not fit {} pages", pages_.total());
+  Error error = *full_;
+  error.message += ": shorten the prompt or the reply, or free memory on the device and start again";
+  fail(request, error);
 }
 
 // Back to the queue, in its old place. What it has done stays in the cache as long as the cache can afford it.

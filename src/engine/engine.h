@@ -103,6 +103,8 @@ class Engine {
   const Request* marked_request() const;
   void make_room_to_decode();
   bool grow(Request& request, int positions);
+  bool open_pages(int pages);
+  void fail_for_memory(Request& request);
   void suspend(Request& request);
   int max_width(const Request& request) const;
   model::StepPlan step_plan(const Choice& choice) const;
@@ -144,6 +146,7 @@ class Engine {
   std::uint64_t arrivals_ = 0;
   bool closed_ = false;
   std::optional<Error> lost_;  // the device is gone: what every request is told
+  std::optional<Error> full_;  // the device refused pages of the plan: why
 };
 
 }  // namespace splash::engine

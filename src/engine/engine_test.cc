@@ -258,6 +258,41 @@ TEST(Engine, LongPromptsLeaveCheckpoints) {
   EXPECT_EQ(rig.ask(other, 5).started.front().cached_tokens, 4096);
 }
 
+// The device fills up while pages are taken: who fits goes on at the cache's expense, who does not is told.
+TEST(Engine, ADeviceWithLessMemoryThanPlanned) {
+  model::FakeOptions options = Rig::roomy();
+  options.facts.max_context = 640;
+  options.facts.pages = 80;
+  options.device_pages = 16;
+  Rig rig(options);
+  for (Token first = 0; first < 400; first += 100) {
+    const std::vector<Token> prompt = counting(200, first);
+    EXPECT_EQ(rig.ask(prompt, 40).tokens, rig.alone(prompt, 40)) << "cached prompts make room";
+  }
+  EXPECT_EQ(rig.engine->pages().total(), 16);
+  EXPECT_GT(rig.engine->counters().snapshots_evicted, 0u);
+
+  const Seen& prompt = rig.ask(counting(600), 5);
+  ASSERT_EQ(prompt.failed.size(), 1u) << "19 pages";
+  EXPECT_EQ(prompt.failed.front().error.kind, ErrorKind::overloaded);
+  EXPECT_NE(prompt.failed.front().error.message.find("512 of the planned 2560 tokens"), std::string::npos)
+      << prompt.failed.front().error.message;
+  EXPECT_TRUE(prompt.started.empty());
+  const Seen& reply = rig.ask(counting(400), 200);
+  ASSERT_EQ(reply.failed.size(), 1u) << "the reply grows out of the pool";
+  EXPECT_EQ(reply.failed.front().error.kind, ErrorKind::overloaded);
+  EXPECT_GT(reply.tokens.size(), 90u);
+  EXPECT_TRUE(std::ranges::equal(reply.tokens, rig.alone(counting(400), static_cast<int>(reply.tokens.size()))));
+
+  // Two at once that fit only one after the other.
+  const std::vector<Token> one = counting(250, 7), two = counting(250, 9);
+  const Seen& first = rig.post(rig.request(one, 150));
+  const Seen& second = rig.post(rig.request(two, 150));
+  rig.run();
+  EXPECT_EQ(first.tokens, rig.alone(one, 150));
+  EXPECT_EQ(second.tokens, rig.alone(two, 150));
+}
+
 // A snapshot inside a prompt (before the generation prompt, at a checkpoint) takes no step of its own.
 TEST(Engine, ASnapshotOnTheWayTakesNoStep) {
   Rig rig;

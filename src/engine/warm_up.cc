@@ -17,7 +17,9 @@ Status Engine::warm_up() {
   for (int width = 1; width < widest; width *= 2) widths.push_back(width);
   widths.push_back(widest);
   const int positions = prompt_tokens + static_cast<int>(widths.size()) * repeats * widest;
-  if (positions > limits_.context || !prefixes_.make_room(pages_for(positions))) return {};
+  if (positions > limits_.context || !prefixes_.make_room(pages_for(positions)) || !open_pages(pages_for(positions))) {
+    return {};
+  }
 
   std::vector<model::PageId> pages;
   while (static_cast<int>(pages.size()) < pages_for(positions)) pages.push_back(pages_.take());

@@ -59,6 +59,13 @@ FakeModel::FakeModel(const FakeOptions& options)
       pages_(options.facts.pages, std::vector<Row>(link::page_tokens)),
       snapshots_(options.facts.snapshots) {}
 
+Status FakeModel::back_pages(int pages) {
+  SPLASH_CHECK(pages <= options_.facts.pages);
+  if (pages > options_.device_pages) return fail(ErrorKind::overloaded, "the fake device is full");
+  backed_ = std::max(backed_, pages);
+  return {};
+}
+
 void FakeModel::start_lane(int lane, const LaneSetup& setup) { lanes_[lane] = {setup, {empty_hash, 0}}; }
 
 void FakeModel::save(int lane, SnapshotId into) {
@@ -79,7 +86,7 @@ void FakeModel::save_mark(SnapshotId into) {
 }
 
 void FakeModel::copy_page(PageId from, PageId to) {
-  SPLASH_CHECK(from != to);
+  SPLASH_CHECK(from != to && from < backed_ && to < backed_);
   pages_[to] = pages_[from];
 }
 
@@ -117,6 +124,7 @@ void FakeModel::check_slice(int lane, int position, std::span<const PageId> page
   SPLASH_CHECK(rows > 0 && state.length == position, "lane {} holds {} tokens, not {}", lane, state.length, position);
   SPLASH_CHECK(position + rows <= options_.facts.max_context, "lane {} leaves the context", lane);
   SPLASH_CHECK(static_cast<int>(pages.size()) * link::page_tokens >= position + rows, "lane {} lacks pages", lane);
+  for (const PageId page : pages) SPLASH_CHECK(page < backed_, "page {} has no memory", page);
   std::uint64_t hash = empty_hash;
   for (int i = 0; i < position; ++i) {
     const Row& row = pages_[pages[i / link::page_tokens]][i % link::page_tokens];

@@ -16,6 +16,7 @@ struct FakeOptions {
   double acceptance = 0.7;     // chance that a proposal is right
   double failure = 0.0;        // chance that a step fails
   ErrorKind failure_kind = ErrorKind::internal;
+  int device_pages = 1 << 30;  // for which the fake device has memory
   FakeClock* clock = nullptr;  // advanced by the cost of a step
   double step_seconds = 0.010;
   double row_seconds = 0.001;
@@ -26,6 +27,7 @@ class FakeModel final : public Model {
   explicit FakeModel(const FakeOptions& options);
 
   const Facts& facts() const override { return options_.facts; }
+  Status back_pages(int pages) override;
   void start_lane(int lane, const LaneSetup& setup) override;
   Result<StepResult> step(const StepPlan& plan) override;
   void save(int lane, SnapshotId into) override;
@@ -70,6 +72,7 @@ class FakeModel final : public Model {
   FakeOptions options_;
   std::vector<Lane> lanes_;
   std::vector<std::vector<Row>> pages_;
+  int backed_ = 0;
   std::vector<State> snapshots_;
   State mark_;  // of the last step
   std::int64_t steps_ = 0;

@@ -101,6 +101,10 @@ class Model {
   // not needed for a right answer.
   virtual Status prepare() { return {}; }
 
+  // Memory for pages [0, pages): owed before a step or a copy uses them. An error (overloaded: the device is full) leaves
+  // those that were there. Models whose pages are all there from the beginning have nothing to do.
+  virtual Status back_pages([[maybe_unused]] int pages) { return {}; }
+
   // Empties a lane (zero state, nothing committed) and sets how it chooses.
   virtual void start_lane(int lane, const LaneSetup& setup) = 0;
 

@@ -199,7 +199,9 @@ TEST_F(Builtin, AloneIsAsInCompanyGreedyAndSeeded) {
       const std::vector<Reply> alone = run({.first = i, .count = 1, .lanes = 1, .temperature = temperature});
       EXPECT_EQ(alone[0].tokens, together[i].tokens) << "prompt " << i;
     }
-    if (temperature > 0) EXPECT_EQ(run(company), together) << "a seed reproduces";
+    if (temperature > 0) {
+      EXPECT_EQ(run(company), together) << "a seed reproduces";
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 // against numpy, greedy continuation with and without the draft, and errors that a device can give.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -110,6 +111,7 @@ std::vector<Token> greedy(const std::shared_ptr<const pack::Package>& package, s
   model::Model& model = **opened;
   std::vector<model::PageId> pages(8);
   std::iota(pages.begin(), pages.end(), 0);
+  SPLASH_CHECK(model.back_pages(8).has_value());
   model.start_lane(0, {.sampling = {.temperature = 0}, .use_draft = use_draft});
   std::vector<Token> reply;
   for (int position = 0; std::ssize(reply) < count;) {
@@ -147,13 +149,38 @@ TEST(GoldenCuda, GreedyContinuation) {
 
 TEST(GoldenCuda, MoreMemoryThanThereIsIsAnError) {
   const auto package = golden("dense");
+  constexpr int pages = 1 << 25;
   const auto opened =
-      models::open(package, {.backend = Backend::cuda, .lanes = 1, .pages = 1 << 25, .max_context = 4096});
-  ASSERT_FALSE(opened);
-  EXPECT_EQ(opened.error().kind, ErrorKind::overloaded);
-  fmt::print("{}\n", opened.error().message);
-  EXPECT_TRUE(models::open(package, {.backend = Backend::cuda, .lanes = 1, .pages = 8}))
-      << "the device is still usable";
+      models::open(package, {.backend = Backend::cuda, .lanes = 1, .pages = pages, .max_prefill_rows = 64, .max_context = 4096});
+  ASSERT_TRUE(opened) << "addresses cost nothing: " << opened.error().message;
+  model::Model& model = **opened;
+  EXPECT_TRUE(model.back_pages(2));
+  const Status refused = model.back_pages(pages);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::overloaded);
+  fmt::print("{}\n", refused.error().message);
+
+  // It goes on: with the pages that it had, and with more of them where the device has room.
+  const auto first_token = [&](std::vector<model::PageId> ids) {
+    const std::vector<Token> text(50, 7);
+    model.start_lane(0, {.sampling = {.temperature = 0}});
+    model::StepPlan plan;
+    plan.prefill.push_back({0, 0, text, ids, true});
+    const auto result = model.step(plan);
+    return result ? result->prefill[0].chosen : std::vector<Token>{-1};
+  };
+  const std::vector<Token> chosen = first_token({0, 1});
+  EXPECT_GE(chosen[0], 0);
+  EXPECT_EQ(first_token({100'000, 1}), std::vector<Token>{-1}) << "a page without memory is an error, not a fault";
+  // Growing in place: many parts, and pages behind every border between them.
+  constexpr int most = 1 << 17;
+  const auto begun = std::chrono::steady_clock::now();
+  for (int count = 4; count <= most; count += count / 3) {
+    ASSERT_TRUE(model.back_pages(count));
+    EXPECT_EQ(first_token({count - 1, count / 2}), chosen) << count;
+  }
+  fmt::print("grown to {} pages in {:.1f} ms\n", most,
+             std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count());
 }
 
 TEST(GoldenCuda, ADeviceThatIsNotThereIsAnError) {

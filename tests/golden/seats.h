@@ -34,7 +34,9 @@ struct SeatPlan {
 
 class Seats {
  public:
-  explicit Seats(model::Model& model) : model_(model), pages_per_lane_(model.facts().pages / model.facts().lanes) {}
+  explicit Seats(model::Model& model) : model_(model), pages_per_lane_(model.facts().pages / model.facts().lanes) {
+    SPLASH_CHECK(model.back_pages(model.facts().pages).has_value());
+  }
 
   // Pages of a lane, deliberately not in ascending order.
   std::vector<model::PageId> pages(int lane) const {

@@ -58,6 +58,7 @@ World make_world(Dice& dice, std::uint64_t seed) {
   world.model.seed = seed;
   world.model.acceptance = dice.pick({0.0, 0.5, 0.8, 1.0});
   world.model.failure = dice.chance(0.2) ? 0.01 : 0.0;
+  if (dice.chance(0.2)) world.model.device_pages = dice.between(1, facts.pages + 1);
   world.model.row_seconds = dice.pick({0.0, 0.0005, 0.01});
   engine::Config& config = world.config;
   config.checkpoint_tokens = dice.pick({16, 50, 128, 4096});
@@ -315,7 +316,7 @@ void Simulation::tick() {
 
 // What the engine has let go must never be read again.
 void Simulation::poison() {
-  for (model::PageId page = 0; page < world_.model.facts.pages; ++page) {
+  for (model::PageId page = 0; page < engine_->pages().total(); ++page) {
     if (engine_->pages().is_free(page)) model_.poison_page(page);
   }
   for (model::SnapshotId snapshot = 0; snapshot < world_.model.facts.snapshots; ++snapshot) {
@@ -371,6 +372,10 @@ void Simulation::on_failed(Client& client, const link::Failed& failed) {
   } else if (kind == ErrorKind::timeout) {
     EXPECT_LE(client.submit.deadline, clock_.now());
     ++tally_.timed_out;
+  } else if (failed.error.message.find("memory is full") != std::string::npos) {
+    EXPECT_EQ(kind, ErrorKind::overloaded);
+    EXPECT_LT(world_.model.device_pages, engine::pages_for(world_.context)) << "alone it fits";
+    ++tally_.full;
   } else if (kind == ErrorKind::overloaded) {
     EXPECT_FALSE(client.started);
     ++tally_.refused;
@@ -424,7 +429,7 @@ void Simulation::check_quiet() {
   }
   engine_->clear_cache();
   engine_->audit();
-  EXPECT_EQ(engine_->pages().free(), world_.model.facts.pages);
+  EXPECT_EQ(engine_->pages().free(), engine_->pages().total());
   EXPECT_EQ(engine_->prefixes().snapshots_used(), 0);
 }
 
@@ -485,6 +490,7 @@ Tally& Tally::operator+=(const Tally& other) {
   cancelled += other.cancelled;
   timed_out += other.timed_out;
   failed += other.failed;
+  full += other.full;
   refused += other.refused;
   suspended += other.suspended;
   evicted += other.evicted;

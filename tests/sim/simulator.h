@@ -58,6 +58,7 @@ struct Tally {
   std::int64_t cancelled = 0;
   std::int64_t timed_out = 0;
   std::int64_t failed = 0;
+  std::int64_t full = 0;  // told that the device's memory is full
   std::int64_t refused = 0;
   std::int64_t suspended = 0;
   std::int64_t evicted = 0;

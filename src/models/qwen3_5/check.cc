@@ -7,7 +7,7 @@
 namespace splash::models::qwen3_5 {
 namespace {
 
-Status check_slice(const model::Facts& facts, int length, int lane, int position, int rows,
+Status check_slice(const model::Facts& facts, int backed, int length, int lane, int position, int rows,
                    std::span<const model::PageId> pages) {
   if (rows < 1) return fail(ErrorKind::internal, "an empty slice for lane {}", lane);
   if (position != length) {
@@ -21,7 +21,9 @@ Status check_slice(const model::Facts& facts, int length, int lane, int position
     return fail(ErrorKind::internal, "{} pages do not hold {} positions", pages.size(), position + rows);
   }
   for (const model::PageId page : pages) {
-    if (page < 0 || page >= facts.pages) return fail(ErrorKind::internal, "page {} of {}", page, facts.pages);
+    if (page < 0 || page >= backed) {
+      return fail(ErrorKind::internal, "page {} of {}, {} with memory", page, facts.pages, backed);
+    }
   }
   return {};
 }
@@ -37,7 +39,7 @@ Status check_tokens(const model::Facts& facts, std::span<const Token> tokens) {
 
 }  // namespace
 
-Status check_plan(const model::StepPlan& plan, const model::Facts& facts, std::span<const int> lengths) {
+Status check_plan(const model::StepPlan& plan, const model::Facts& facts, int pages, std::span<const int> lengths) {
   std::vector<bool> taken(facts.lanes);
   const auto take = [&](int lane) -> Status {
     if (lane < 0 || lane >= facts.lanes || taken[lane]) {
@@ -50,7 +52,7 @@ Status check_plan(const model::StepPlan& plan, const model::Facts& facts, std::s
   for (const model::PrefillSlice& slice : plan.prefill) {
     SPLASH_TRY_STATUS(take(slice.lane));
     rows += static_cast<int>(slice.tokens.size());
-    SPLASH_TRY_STATUS(check_slice(facts, lengths[slice.lane], slice.lane, slice.position,
+    SPLASH_TRY_STATUS(check_slice(facts, pages, lengths[slice.lane], slice.lane, slice.position,
                                   static_cast<int>(slice.tokens.size()), slice.pages));
     SPLASH_TRY_STATUS(check_tokens(facts, slice.tokens));
     if (slice.mark != 0 && (++marks > 1 || slice.mark < 0 || slice.mark >= static_cast<int>(slice.tokens.size()))) {
@@ -62,7 +64,7 @@ Status check_plan(const model::StepPlan& plan, const model::Facts& facts, std::s
   }
   for (const model::DecodeSlice& slice : plan.decode) {
     SPLASH_TRY_STATUS(take(slice.lane));
-    SPLASH_TRY_STATUS(check_slice(facts, lengths[slice.lane], slice.lane, slice.position, 1, slice.pages));
+    SPLASH_TRY_STATUS(check_slice(facts, pages, lengths[slice.lane], slice.lane, slice.position, 1, slice.pages));
     SPLASH_TRY_STATUS(check_tokens(facts, {&slice.anchor, 1}));
     if (slice.budget < 1) return fail(ErrorKind::internal, "a decode slice needs a budget of at least 1");
   }

@@ -13,7 +13,7 @@ namespace splash::models::qwen3_5 {
 
 template <class Stream>
 Result<model::StepResult> HybridModel<Stream>::step(const model::StepPlan& plan) {
-  SPLASH_TRY_STATUS(check_plan(plan, facts_, lengths_));
+  SPLASH_TRY_STATUS(check_plan(plan, facts_, facts_.pages, lengths_));
   stream_->reset();
   context_.clear();
   rest_.reset();

@@ -27,7 +27,7 @@ constexpr std::int64_t fixed_bytes = std::int64_t{768} << 20;
 
 model::Footprint cuda_footprint(const pack::Package& package, int max_prefill_rows, int max_context) {
   model::Footprint out = footprint(package, ops::KvFormat::int8, max_prefill_rows, max_context);
-  out.scratch_bytes = scratch_bytes(package, out, max_prefill_rows) + fixed_bytes + out.snapshot_bytes;
+  out.scratch_bytes = scratch_bytes(package, out, max_prefill_rows) + fixed_bytes + 2 * out.snapshot_bytes;  // what saves pass through
   return out;
 }
 
@@ -77,6 +77,12 @@ CudaModel::~CudaModel() {
   if (drafted_) cudaEventDestroy(drafted_);
 }
 
+Status CudaModel::back_pages(int pages) {
+  SPLASH_CHECK(pages <= facts_.pages);
+  stream_->make_current();
+  return state_->back_pages(pages);
+}
+
 void CudaModel::start_lane(int lane, const model::LaneSetup& setup) {
   stream_->make_current();
   lanes_[lane] = setup;
@@ -85,6 +91,7 @@ void CudaModel::start_lane(int lane, const model::LaneSetup& setup) {
 }
 
 void CudaModel::bring_to_rest(int lane) {
+  state_->settle();
   if (kept_[lane] == 0) return;
   stream_->reset();
   for (int layer = 0; layer < weights_.target.gdn_layers; ++layer) {

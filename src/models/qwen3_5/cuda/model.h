@@ -33,6 +33,7 @@ class CudaModel final : public model::Model {
   ~CudaModel() override;
 
   const model::Facts& facts() const override { return facts_; }
+  Status back_pages(int pages) override;
   Status prepare() override;  // records every shape of greedy and top_k steps without grammars
   void start_lane(int lane, const model::LaneSetup& setup) override;
   Result<model::StepResult> step(const model::StepPlan& plan) override;

@@ -15,7 +15,10 @@ Result<std::unique_ptr<CudaModel>> open_for(int index, const pack::Package& pack
   facts.pages = static_cast<int>(text.size()) / link::page_tokens + 2;
   facts.max_context = facts.pages * link::page_tokens;
   facts.max_prefill_rows = chunk;
-  return CudaModel::open(device, std::shared_ptr<const pack::Package>(std::shared_ptr<void>(), &package), facts);
+  SPLASH_TRY(auto model,
+             CudaModel::open(device, std::shared_ptr<const pack::Package>(std::shared_ptr<void>(), &package), facts));
+  SPLASH_TRY_STATUS(model->back_pages(facts.pages));
+  return model;
 }
 
 }  // namespace

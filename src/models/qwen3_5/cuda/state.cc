@@ -15,22 +15,30 @@ Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGe
   const auto take = [](std::int64_t bytes) { return cuda::DeviceBuffer::allocate(static_cast<std::size_t>(bytes)); };
   const StateGeometry& g = s.geometry_;
   s.lanes_ = lanes;
-  SPLASH_TRY(s.pages_, take(std::max<std::int64_t>(pages * g.kv.page_bytes(), 256)));
+  SPLASH_TRY(auto mapper, cuda::device_mapper(stream.facts().index));
+  SPLASH_TRY(s.pages_, GrowingMemory::reserve(std::move(mapper), static_cast<std::size_t>(std::max<std::int64_t>(
+                                                                     pages * g.kv.page_bytes(), 256))));
   SPLASH_TRY(s.rests_, take(lanes * aligned(g.rest_floats()) * 4));
   SPLASH_TRY(s.tapes_, take(std::max<std::int64_t>(lanes * aligned(g.tape_floats()) * 4, 256)));
   SPLASH_TRY(s.kept_memory_, take(lanes * 4));
   SPLASH_TRY(s.gdn_lanes_,
              take(std::max<std::int64_t>(g.gdn_layers * lanes * std::int64_t{sizeof(ops::GdnLane)}, 256)));
-  SPLASH_TRY(s.staging_, take(static_cast<std::int64_t>(s.rest_bytes())));
+  for (Staging& staging : s.staging_) {
+    SPLASH_TRY(staging.buffer, take(static_cast<std::int64_t>(s.rest_bytes())));
+  }
   s.pool_ = {g.kv, s.pages_.data()};
   s.kept_ = s.kept_memory_.as<int>();
   s.snapshots_.resize(snapshots);
   stream.note(cudaStreamCreateWithFlags(&s.copies_, cudaStreamNonBlocking), "copy stream");
   stream.note(cudaEventCreateWithFlags(&s.staged_, cudaEventDisableTiming), "event");
-  stream.note(cudaEventCreateWithFlags(&s.copied_, cudaEventDisableTiming), "event");
-  stream.note(cudaEventRecord(s.copied_, s.copies_), "event");
-  // Rows of a page that nobody wrote are read beside written ones and weigh nothing: they only have to be finite.
-  stream.note(cudaMemsetAsync(s.pages_.data(), 0, s.pages_.bytes(), stream.native()), "clear pages");
+  stream.note(cudaEventCreateWithFlags(&s.cleared_, cudaEventDisableTiming), "event");
+  for (Staging& staging : s.staging_) {
+    stream.note(cudaEventCreateWithFlags(&staging.copied, cudaEventDisableTiming), "event");
+    stream.note(cudaEventRecord(staging.copied, s.copies_), "event");
+  }
+  s.parts_.resize((g.gdn_layers + layers_of_a_part - 1) / layers_of_a_part + 1);
+  for (cudaEvent_t& part : s.parts_) stream.note(cudaEventCreateWithFlags(&part, cudaEventDisableTiming), "event");
+  s.parts_awaited_ = s.parts_.size();
   stream.note(cudaMemsetAsync(s.rests_.data(), 0, s.rests_.bytes(), stream.native()), "clear lanes");
   stream.note(cudaMemsetAsync(s.kept_memory_.data(), 0, s.kept_memory_.bytes(), stream.native()), "clear kept");
   std::vector<ops::GdnLane> table;
@@ -44,13 +52,31 @@ Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGe
   return state;
 }
 
+// Rows of a page that nobody wrote are read beside written ones and weigh nothing: they only have to be finite.
+Status CudaState::back_pages(int pages) {
+  if (pages <= backed_pages_) return {};
+  SPLASH_TRY(const std::span<std::byte> fresh,
+             pages_.grow_to(static_cast<std::size_t>(pages) * static_cast<std::size_t>(geometry_.kv.page_bytes())));
+  if (!fresh.empty()) {
+    stream_.note(cudaMemsetAsync(fresh.data(), 0, fresh.size(), stream_.native()), "clear pages");
+  }
+  backed_pages_ = pages;
+  return {};
+}
+
 CudaState::~CudaState() {
   if (copies_) {
     cudaStreamSynchronize(copies_);
     cudaStreamDestroy(copies_);
   }
   if (staged_) cudaEventDestroy(staged_);
-  if (copied_) cudaEventDestroy(copied_);
+  for (const Staging& staging : staging_) {
+    if (staging.copied) cudaEventDestroy(staging.copied);
+  }
+  if (cleared_) cudaEventDestroy(cleared_);
+  for (const cudaEvent_t part : parts_) {
+    if (part) cudaEventDestroy(part);
+  }
 }
 
 float* CudaState::rest_of(int lane) const { return rests_.as<float>() + lane * aligned(geometry_.rest_floats()); }
@@ -62,7 +88,10 @@ ops::GdnLane CudaState::gdn(int lane, int layer) const {
           tape_of(lane) + layer * whole_lines(link::max_block * geometry_.gdn.tape_row_floats()), kept_ + lane};
 }
 
-ops::GdnTables CudaState::gdn_segments(const Rows& rows, int layer) const {
+ops::GdnTables CudaState::gdn_segments(const Rows& rows, int layer) {
+  while (parts_awaited_ + 1 < parts_.size() && static_cast<int>(parts_awaited_) * layers_of_a_part <= layer) {
+    stream_.note(cudaStreamWaitEvent(stream_.native(), parts_[parts_awaited_++], 0), "restore");
+  }
   int longest = 0;
   for (const ops::Segment& segment : rows.segments) longest = std::max(longest, segment.rows);
   if (std::ranges::any_of(rows.modes, [](ops::GdnMode mode) { return mode != ops::GdnMode::commit; })) longest = 0;
@@ -86,6 +115,7 @@ ops::DraftRing CudaState::ring(int lane, int draft_layer) const {
 }
 
 void CudaState::clear(int lane) {
+  settle();
   const std::int64_t bytes = geometry_.gdn_layers * geometry_.gdn_floats() * 4;
   stream_.note(cudaMemsetAsync(rest_of(lane), 0, static_cast<std::size_t>(bytes), stream_.native()), "clear lane");
   set_kept_zero(lane);
@@ -110,17 +140,22 @@ void CudaState::pin_snapshots(std::int64_t most_bytes) {
 }
 
 void CudaState::save(int lane, int snapshot) {
+  settle();
   begin_mark();
-  stream_.note(cudaMemcpyAsync(staging_.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, stream_.native()),
+  stream_.note(cudaMemcpyAsync(staging().buffer.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_.native()),
                "save");
   send_staged(snapshot);
 }
 
 void CudaState::begin_mark() {
-  stream_.note(cudaStreamWaitEvent(stream_.native(), copied_, 0), "save");  // the staging buffer is free
+  turn_ = (turn_ + 1) % staging_.size();
+  staging().snapshot = -1;
+  stream_.note(cudaStreamWaitEvent(stream_.native(), staging().copied, 0), "save");  // the buffer is free
 }
 
 void CudaState::mark_ring(int lane, int draft_layer) {
+  settle();
   const ops::DraftRing from = ring(lane, draft_layer);
   const std::int64_t floats = 2 * whole_lines(std::int64_t{from.capacity} * geometry_.ring_width);
   stream_.note(cudaMemcpyAsync(mark_of(from.keys, lane), from.keys, static_cast<std::size_t>(floats) * 4,
@@ -135,16 +170,49 @@ void CudaState::send_staged(int snapshot) {
   to.take(rest_bytes());
   stream_.note(cudaEventRecord(staged_, stream_.native()), "save");
   stream_.note(cudaStreamWaitEvent(copies_, staged_, 0), "save");
-  stream_.note(cudaMemcpyAsync(to.data(), staging_.data(), rest_bytes(), cudaMemcpyDeviceToHost, copies_), "save");
-  stream_.note(cudaEventRecord(copied_, copies_), "save");
+  stream_.note(cudaMemcpyAsync(to.data(), staging().buffer.data(), rest_bytes(), cudaMemcpyDeviceToHost, copies_),
+               "save");
+  stream_.note(cudaEventRecord(staging().copied, copies_), "save");
+  for (Staging& any : staging_) {
+    if (any.snapshot == snapshot) any.snapshot = -1;
+  }
+  staging().snapshot = snapshot;
 }
 
 void CudaState::restore(int lane, int snapshot) {
-  const cudaStream_t main = stream_.native();
-  stream_.note(cudaStreamWaitEvent(main, copied_, 0), "restore");  // every save has arrived
-  stream_.note(cudaMemcpyAsync(rest_of(lane), snapshots_[snapshot].data(), rest_bytes(), cudaMemcpyHostToDevice, main),
-               "restore");
+  settle();
   set_kept_zero(lane);
+  // The next turn of a conversation often comes while its snapshot is still here.
+  for (const Staging& staging : staging_) {
+    if (staging.snapshot != snapshot) continue;
+    stream_.note(cudaMemcpyAsync(rest_of(lane), staging.buffer.data(), rest_bytes(), cudaMemcpyDeviceToDevice,
+                                 stream_.native()),
+                 "restore");
+    return;
+  }
+  // Behind what the main stream has done with the lane, and behind every save, which this stream brought.
+  stream_.note(cudaEventRecord(cleared_, stream_.native()), "restore");
+  stream_.note(cudaStreamWaitEvent(copies_, cleared_, 0), "restore");
+  std::int64_t done = 0;
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    const bool rings = part + 1 == parts_.size();
+    const int layers = std::min(static_cast<int>(part + 1) * layers_of_a_part, geometry_.gdn_layers);
+    const std::int64_t until = rings ? geometry_.rest_floats() : layers * geometry_.gdn_floats();
+    if (until > done) {
+      stream_.note(cudaMemcpyAsync(rest_of(lane) + done, snapshots_[snapshot].data() + done * 4,
+                                   static_cast<std::size_t>(until - done) * 4, cudaMemcpyHostToDevice, copies_),
+                   "restore");
+    }
+    done = until;
+    stream_.note(cudaEventRecord(parts_[part], copies_), "restore");
+  }
+  parts_awaited_ = 0;
+}
+
+void CudaState::settle() {
+  if (parts_awaited_ == parts_.size()) return;
+  parts_awaited_ = parts_.size();
+  stream_.note(cudaStreamWaitEvent(stream_.native(), parts_.back(), 0), "restore");
 }
 
 void CudaState::copy_page(int from, int to) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <vector>
 
+#include "backend/cuda/driver_memory.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/stream.h"
 #include "models/qwen3_5/forward.h"
@@ -19,13 +21,16 @@ class CudaState {
   ~CudaState();
 
   const ops::KvPool& pool() const { return pool_; }
+  // Memory for pages [0, pages), zero; `pages` of the pool at most.
+  Status back_pages(int pages);
+  int backed_pages() const { return backed_pages_; }
   ops::DraftRing ring(int lane, int draft_layer) const;
   int* kept() const { return kept_; }  // [lanes], device: rows on a lane's tape that count
 
   // The recurrent layers find the next pass's segments here; its lane numbers index the lanes of this state.
   void use(const ops::SegmentEntry* table) { segments_ = table; }
   void use_mark(const ops::SegmentEntry* until, const ops::SegmentEntry* rest) { until_ = until, rest_ = rest; }
-  ops::GdnTables gdn_segments(const Rows& rows, int layer) const;
+  ops::GdnTables gdn_segments(const Rows& rows, int layer);
   ops::GdnLane gdn(int lane, int layer) const;
 
   // All in stream order; nothing waits. Errors show at the stream's next synchronise.
@@ -40,7 +45,10 @@ class CudaState {
   // Takes the host memory of the first snapshots now, as many as fit: to pin it takes longer than a step, and a first
   // save stands between a prompt and its first token.
   void pin_snapshots(std::int64_t most_bytes);
+  // The copy comes in parts, layer after layer, and a pass that follows waits for each where it needs it (gdn_segments):
+  // all but the first arrive beside it. Everybody else owes settle() before the lane is touched.
   void restore(int lane, int snapshot);
+  void settle();
   void copy_page(int from, int to);
 
   const StateGeometry& geometry() const { return geometry_; }
@@ -51,7 +59,14 @@ class CudaState {
   CudaState(cuda::Stream& stream, StateGeometry geometry) : stream_(stream), geometry_(std::move(geometry)) {}
   float* rest_of(int lane) const;
   float* tape_of(int lane) const;
-  float* mark_of(const float* in_rest, int lane) const { return staging_.as<float>() + (in_rest - rest_of(lane)); }
+  // A place that saves pass through on their way to the host.
+  struct Staging {
+    cuda::DeviceBuffer buffer;
+    cudaEvent_t copied = nullptr;  // to the host
+    int snapshot = -1;             // whose state is in it
+  };
+  Staging& staging() { return staging_[turn_]; }
+  float* mark_of(const float* in_rest, int lane) { return staging().buffer.as<float>() + (in_rest - rest_of(lane)); }
   void send_staged(int snapshot);
   std::size_t rest_bytes() const { return static_cast<std::size_t>(geometry_.rest_floats()) * sizeof(float); }
 
@@ -67,13 +82,22 @@ class CudaState {
   cuda::Stream& stream_;
   StateGeometry geometry_;
   int lanes_ = 0;
-  cuda::DeviceBuffer pages_, rests_, tapes_, kept_memory_, gdn_lanes_, staging_;
+  GrowingMemory pages_;
+  int backed_pages_ = 0;
+  cuda::DeviceBuffer rests_, tapes_, kept_memory_, gdn_lanes_;
   ops::KvPool pool_;
   int* kept_ = nullptr;
   const ops::SegmentEntry *segments_ = nullptr, *until_ = nullptr, *rest_ = nullptr;
   std::vector<Snapshot> snapshots_;
   cudaStream_t copies_ = nullptr;  // from the staging buffer to the host
-  cudaEvent_t staged_ = nullptr, copied_ = nullptr;
+  // Two, in turns: the end of a reply and the mark of the next turn's prompt often follow each other sooner than a copy.
+  std::array<Staging, 2> staging_;
+  std::size_t turn_ = 0;
+  cudaEvent_t staged_ = nullptr;
+  static constexpr int layers_of_a_part = 8;
+  cudaEvent_t cleared_ = nullptr;
+  std::vector<cudaEvent_t> parts_;  // of a restore: the layers' parts, then the draft's rings
+  std::size_t parts_awaited_ = 0;   // of the restore under way, by the main stream
 };
 
 }  // namespace splash::models::qwen3_5

@@ -8,7 +8,7 @@
 namespace splash::models::qwen3_5 {
 
 Result<model::StepResult> CudaModel::step(const model::StepPlan& plan) {
-  SPLASH_TRY_STATUS(check_plan(plan, facts_, lengths_));
+  SPLASH_TRY_STATUS(check_plan(plan, facts_, state_->backed_pages(), lengths_));
   const int prefilling = static_cast<int>(plan.prefill.size()), decoding = static_cast<int>(plan.decode.size());
   if (prefilling + decoding == 0) return model::StepResult{};
   stream_->make_current();
@@ -253,6 +253,7 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
     choice.chosen = tables_.prefill_chosen;
     ops::accept(*stream_, choice);
   }
+  state_->settle();
   if (drafting) {
     const auto ring = [&](int lane, int layer) { return state_->ring(lane, layer); };
     const auto segments = dflash2::context_segments(*draft(), contexts, ring);
@@ -383,6 +384,7 @@ Status CudaModel::prepare() {
 }
 
 Status CudaModel::run_decode(std::span<const model::DecodeSlice> slices, const Shape& shape) {
+  state_->settle();
   SPLASH_TRY(const Recorded* step, recorded(shape));
   if (!shape.cut) {
     stream_->replay(step->verify);
