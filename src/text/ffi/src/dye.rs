@@ -34,7 +34,9 @@ pub struct Dye {
 impl Dye {
     /// `inputs`: all text the template will see; private-use characters in it are left out of the palette.
     pub fn new<'a>(inputs: impl Iterator<Item = &'a str>) -> Self {
-        let reserved = inputs.flat_map(str::chars).filter(|&c| c as u32 >= FIRST).collect();
+        // Their first byte is F3 or F4; hardly a text has any, and looking at bytes is quick.
+        let reaches = |text: &&str| text.bytes().any(|byte| byte >= 0xF3);
+        let reserved = inputs.filter(reaches).flat_map(str::chars).filter(|&c| c as u32 >= FIRST).collect();
         Dye { dyed_ascii: [None; 128], dyed: HashMap::new(), plain: Vec::new(), reserved }
     }
 
@@ -62,7 +64,7 @@ impl Dye {
     }
 
     pub fn dye(&mut self, text: &str, depth: Depth) -> Result<String, Fault> {
-        let mut dyed = String::with_capacity(text.len());
+        let mut dyed = String::with_capacity(if depth == Depth::Full { 4 * text.len() } else { text.len() });
         for c in text.chars() {
             let keep = self.is_dyed(c) || (depth == Depth::Brackets && !matches!(c, '<' | '>'));
             dyed.push(if keep { c } else { self.dye_char(c)? });
@@ -85,16 +87,19 @@ impl Dye {
 
     /// The plain text, and where it changes hands: (end, is template text).
     pub fn strip(&self, text: &str) -> (String, Vec<(usize, bool)>) {
-        let mut plain = String::with_capacity(text.len());
+        let mut plain = String::with_capacity(text.len() / 3);
         let mut segments: Vec<(usize, bool)> = Vec::new();
+        let mut kind = None; // of the segment under way
         for c in text.chars() {
-            plain.push(self.plain_char(c));
-            let control = !self.is_dyed(c);
-            match segments.last_mut() {
-                Some((end, kind)) if *kind == control => *end = plain.len(),
-                _ => segments.push((plain.len(), control)),
+            let undyed = self.undyed(c);
+            let control = undyed.is_none();
+            if kind != Some(control) {
+                segments.extend(kind.map(|kind| (plain.len(), kind)));
+                kind = Some(control);
             }
+            plain.push(undyed.unwrap_or(c));
         }
+        segments.extend(kind.map(|kind| (plain.len(), kind)));
         (plain, segments)
     }
 }
@@ -127,6 +132,10 @@ fn current<T>(without: T, with: impl FnOnce(&mut Dye) -> T) -> T {
 /// Does any character carry dye?
 pub fn any_dyed(text: &str) -> bool {
     current(false, |dye| text.chars().any(|c| dye.is_dyed(c)))
+}
+
+pub fn plain_char(c: char) -> char {
+    current(c, |dye| dye.plain_char(c))
 }
 
 pub fn plain(text: &str) -> Cow<'_, str> {

@@ -58,7 +58,9 @@ impl Text {
     }
 
     unsafe fn text(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(unsafe { self.bytes() })
+        let bytes = unsafe { self.bytes() };
+        // The check for whole UTF-8 is many times faster than the reader that replaces what is not.
+        std::str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use crate::dye::{any_dyed, plain, redye};
+use crate::dye::{any_dyed, plain, plain_char, redye};
 
 /// str.isspace, which counts the four separators U+001C..U+001F that Unicode's White_Space leaves out.
 fn is_space(c: char) -> bool {
@@ -16,12 +16,13 @@ fn is_space(c: char) -> bool {
 
 pub fn strip<'a>(text: &'a str, set: Option<&str>, left: bool, right: bool) -> &'a str {
     let set: Option<String> = set.map(|set| plain(set).into_owned());
-    let plain_text = plain(text);
-    let goes = |c: char| set.as_ref().map_or(is_space(c), |set| set.contains(c));
-    let all = plain_text.chars().count();
-    let begin = if left { plain_text.chars().take_while(|&c| goes(c)).count() } else { 0 };
-    let end = if right { all - plain_text.chars().rev().take_while(|&c| goes(c)).count() } else { all };
-    by_chars(text, begin..end.max(begin))
+    let goes = |c: char| {
+        let c = plain_char(c);
+        set.as_ref().map_or(is_space(c), |set| set.contains(c))
+    };
+    // From both ends, because a text may be a whole conversation's.
+    let text = if left { text.trim_start_matches(goes) } else { text };
+    if right { text.trim_end_matches(goes) } else { text }
 }
 
 fn by_chars(text: &str, range: Range<usize>) -> &str {
