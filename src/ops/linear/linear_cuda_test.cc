@@ -69,7 +69,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{512, 2048, 32, false}, Case{512, 2048, 25, true}, Case{512, 1024, 33, false},
                       Case{512, 1024, 64, true}, Case{520, 1024, 100, false}, Case{512, 1024, 128, true},
                       Case{512, 1024, 250, false}, Case{640, 512, 512, true}, Case{300, 256, 700, false},
-                      Case{512, 2048, 40, true}, Case{520, 1664, 64, false}, Case{512, 2048, 100, true},
+                      Case{13008, 256, 8, false}, Case{27216, 128, 5, true},  // several uneven row blocks
+                      Case{13008, 64, 20, true}, Case{27216, 192, 16, false}, Case{512, 2048, 40, true},
+                      Case{520, 1664, 64, false}, Case{512, 2048, 100, true},
                       Case{520, 1664, 300, false}));  // K in parts
 
 TEST(LinearCuda, WideFrom17) {
@@ -264,7 +266,7 @@ TEST(LinearCuda, WidePasses) {
 // The linears of a layer at every width, again and again: a row's bits are those it has alone.
 TEST(LinearCuda, WidthsKeepBits) {
   Numbers numbers(67);
-  const int hidden = 1280, mixer = 1536, inner = 2816;
+  const int hidden = 1280, mixer = 1536, inner = 10240;
   Memory memory;
   const auto weight = [&](int rows, int cols) { return memory.weight(random_q4(numbers, rows, cols).view); };
   const pack::Weight out = weight(hidden, mixer), gate = weight(inner, hidden), up = weight(inner, hidden),

@@ -5,7 +5,7 @@
 // tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a multiplication with
 //   ones)
-// so no weight is ever rounded. 53 instructions of a warp per tile at 8 rows, 99 at 32.
+// so no weight is ever rounded. 50 instructions of a warp per tile at 8 rows, 90 at 32.
 //
 // What a launch costs beside its bytes (about 5 us) is its end: sums of a row block meet in the block and between
 // blocks, results go out. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a spill is a trip
@@ -216,7 +216,9 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
                                                      float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
   constexpr int N = Shape::NT * 4;
   using Product = cuda::Wgmma<Shape::NT * 8>;
-  const std::uint32_t x = cuda::shared_address(blocks);
+  // From lane 0, so that the compiler knows it for the same in all lanes: descriptors are then worked out in uniform
+  // registers, where wgmma takes them from.
+  const std::uint32_t x = __shfl_sync(0xffffffffu, cuda::shared_address(blocks), 0);
   const std::uint32_t ones[4] = {q4_ones, q4_ones, q4_ones, q4_ones};
   float sums[N], part[N];
   std::uint32_t a[2][16];
@@ -493,9 +495,12 @@ __device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int plac
   if constexpr (Shape::NT == 1) {
     static_assert(Shape::quarters == 1);
     const int first = (side & 1) * 2;
-#pragma unroll 1
-    for (int q = first; q < min(count, first + 2); ++q) {
-      q4_multiply<Shape>(tiles + q * Q4Tile::bytes, blocks + q * Shape::group_bytes, lane, acc[0]);
+    tiles += first * Q4Tile::bytes, blocks += first * Shape::group_bytes;
+    if (count >= first + 2) {  // in one go: what the second tile reads is on its way while the first is multiplied
+      q4_multiply<Shape>(tiles, blocks, lane, acc[0]);
+      q4_multiply<Shape>(tiles + Q4Tile::bytes, blocks + Shape::group_bytes, lane, acc[0]);
+    } else if (count > first) {
+      q4_multiply<Shape>(tiles, blocks, lane, acc[0]);
     }
   } else {
     static_assert(Shape::quarters == 2);

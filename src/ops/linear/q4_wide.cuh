@@ -255,7 +255,8 @@ __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp
   for (int step = 0; step < steps; ++step) {
     cuda::barrier_wait(ring.full + ring.stage * 8, ring.parity);
     const std::uint8_t* base = ring.memory + ring.stage * Shape::stage_bytes;
-    const std::uint32_t blocks = cuda::shared_address(base + Shape::weight_bytes);
+    // From lane 0: see q4_multiply_together.
+    const std::uint32_t blocks = __shfl_sync(0xffffffffu, cuda::shared_address(base + Shape::weight_bytes), 0);
 #pragma unroll
     for (int q = 0; q < Shape::TILES; ++q) {
       dequantise_lines<gated>(base + tiles + q * 576, tile_stride, side, lane, a[q & 1]);
