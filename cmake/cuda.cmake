@@ -1,6 +1,5 @@
 # The CUDA backend. SPLASH_CUDA: AUTO builds it where a compiler is there or can be fetched (scripts/fetch_cuda.sh) and says so where
-# not; ON demands it; OFF leaves it out. The program that comes out finds the driver at run time and needs none. Hopper only for now:
-# explicit -gencode, because a plain sm_90 pass would reject wgmma.
+# not; ON demands it; OFF leaves it out. The program that comes out finds the driver at run time and needs none.
 set(SPLASH_CUDA AUTO CACHE STRING "CUDA backend: AUTO, ON or OFF")
 set_property(CACHE SPLASH_CUDA PROPERTY STRINGS AUTO ON OFF)
 # The programs that need a GPU to do anything (conformance, golden, built-in model, device_bench): bench/device_kit.sh wants them, on
@@ -30,6 +29,11 @@ if(SPLASH_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SPLASH_CCACHE})
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+# Kernels are of three kinds (src/backend/cuda/facts.h): Hopper's own, the portable path's, and those that both compile. Portable is
+# machine code for sm_80, which all of 8.x runs, and PTX that drivers translate for what came after 9.0: one more architecture costs
+# as much to compile again.
+option(SPLASH_CUDA_PROVE_PORTABLE
+       "the portable kernels' PTX of compute_80 as machine code for sm_90 and no code of Hopper's beside it, to test them on a Hopper GPU with SPLASH_CUDA_PATH=portable" OFF)
 enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA_STANDARD 20)
@@ -46,12 +50,40 @@ target_compile_options(splash_cuda_flags INTERFACE
   -Xptxas=-warn-spills,-warn-lmem-usage -Xcompiler=-Wall>)
 target_include_directories(splash_cuda_flags SYSTEM INTERFACE ${SPLASH_CUDA_KIT}/include)
 
-# splash_cuda_library(NAME SOURCES a.cu b.cc ... DEPS lib ...)
+# For which architectures a target is compiled: for both kinds of devices, or without Hopper's.
+function(splash_cuda_architectures name hopper)
+  if(SPLASH_CUDA_PROVE_PORTABLE)
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES OFF)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_80,code=[sm_90,compute_80]>)
+  elseif(hopper)
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "80;90a-real")
+  else()
+    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES 80)
+  endif()
+endfunction()
+
+# splash_cuda_library(NAME SOURCES a.cu b.cc ... [HOPPER c.cu ...] [PORTABLE d.cu ...] DEPS lib ...): SOURCES are compiled for both
+# kinds of devices.
 function(splash_cuda_library name)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;HOPPER;PORTABLE;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES UNITY_BUILD ${SPLASH_UNITY})  # the .cc files; CMake 3.25 has none for CUDA
   target_link_libraries(${name} PUBLIC splash_cuda_flags ${arg_DEPS})
+  splash_cuda_architectures(${name} ON)
+  foreach(kind HOPPER PORTABLE)
+    if(arg_${kind})
+      string(TOLOWER ${name}_${kind} part)
+      add_library(${part} OBJECT ${arg_${kind}})
+      target_link_libraries(${part} PRIVATE splash_cuda_flags ${arg_DEPS})
+      target_sources(${name} PRIVATE $<TARGET_OBJECTS:${part}>)
+    endif()
+  endforeach()
+  if(arg_PORTABLE)
+    splash_cuda_architectures(${name}_portable OFF)
+  endif()
+  if(arg_HOPPER AND SPLASH_CUDA_PROVE_PORTABLE)
+    splash_cuda_architectures(${name}_hopper OFF)
+  endif()
 endfunction()
 
 # splash_cuda_unit(OUT NAME a.cu b.cu ...): appends a file that includes these to the list OUT. nvcc parses the same headers for

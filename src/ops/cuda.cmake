@@ -4,11 +4,18 @@ if(NOT SPLASH_WITH_CUDA)
   return()
 endif()
 # Of about the same time to compile each; q4_wide is not with q4_few because both name their parts alike.
-splash_cuda_unit(kernels attention_unit attention/attention_cuda.cu)
-splash_cuda_unit(kernels linear_unit linear/linear_cuda.cu linear/q4_few_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu)
-splash_cuda_unit(kernels draft_unit attention/attention_tiles_cuda.cu linear/q4_wide_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu
-                 sampling/law_cuda.cu embed/embed_cuda.cu norm/norm_cuda.cu swiglu/swiglu_cuda.cu)
-splash_cuda_library(splash_ops_cuda SOURCES ${kernels} DEPS splash_backend_cuda splash_pack splash_link)
+splash_cuda_unit(both attention_unit attention/attention_cuda.cu)
+splash_cuda_unit(both small_unit linear/linear_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu sampling/law_cuda.cu embed/embed_cuda.cu
+                 norm/norm_cuda.cu swiglu/swiglu_cuda.cu)
+splash_cuda_unit(portable portable_unit attention/attention_portable_cuda.cu gdn/gdn_portable_cuda.cu linear/q4_portable_cuda.cu)
+if(SPLASH_CUDA_PROVE_PORTABLE)
+  set(hopper gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu hopper_absent.cu)  # the first two compile for sm_80 too, and are not run
+else()
+  splash_cuda_unit(hopper few_unit linear/q4_few_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu)
+  splash_cuda_unit(hopper wide_unit attention/attention_tiles_cuda.cu linear/q4_wide_cuda.cu)
+endif()
+splash_cuda_library(splash_ops_cuda SOURCES ${both} HOPPER ${hopper} PORTABLE ${portable}
+                    DEPS splash_backend_cuda splash_pack splash_link)
 splash_cuda_resources(splash_ops_cuda)
 
 if(NOT SPLASH_CUDA_TESTS)

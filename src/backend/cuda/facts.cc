@@ -1,12 +1,24 @@
 #include "backend/cuda/facts.h"
 
+#include <cstdlib>
+#include <string_view>
+
 namespace splash::cuda {
 
 std::string version_name(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
+Kernels kernels_for(const DeviceFacts& device) {
+  if (device.compute_major < 8) return Kernels::none;
+  if (device.compute_major != 9 || device.compute_minor != 0) return Kernels::portable;
+  const char* forced = std::getenv("SPLASH_CUDA_PATH");
+  return forced && std::string_view(forced) == "portable" ? Kernels::portable : Kernels::hopper;
+}
+
 Status supported(const DeviceFacts& device) {
-  if (device.compute_major == 9 && device.compute_minor == 0) return {};
-  return fail(ErrorKind::unsupported, "{} has compute capability {}.{}; this build has kernels for 9.0 (Hopper) only",
+  if (kernels_for(device) != Kernels::none) return {};
+  return fail(ErrorKind::unsupported,
+              "{} has compute capability {}.{}; the kernels need 8.0 or later (Ampere: A100, A10, RTX 30 and what came "
+              "after them)",
               device.name, device.compute_major, device.compute_minor);
 }
 
@@ -36,16 +48,22 @@ Result<DeviceFacts> choose_from(const std::vector<DeviceFacts>& devices, int ind
     SPLASH_TRY_STATUS(supported(devices[static_cast<std::size_t>(index)]));
     return devices[static_cast<std::size_t>(index)];
   }
-  for (const DeviceFacts& device : devices) {
-    if (supported(device)) return device;
+  for (const Kernels wanted : {Kernels::hopper, Kernels::portable}) {
+    for (const DeviceFacts& device : devices) {
+      if (kernels_for(device) == wanted) return device;
+    }
   }
   return tl::unexpected(supported(devices.front()).error());
 }
 
 std::string describe(const DeviceFacts& device) {
-  return fmt::format("{} (device {}, compute {}.{}, {} multiprocessors, {:.0f} GiB, driver CUDA {})", device.name,
-                     device.index, device.compute_major, device.compute_minor, device.multiprocessors,
-                     static_cast<double>(device.memory_bytes) / (1 << 30), version_name(device.driver_version));
+  const Kernels kernels = kernels_for(device);
+  return fmt::format("{} (device {}, compute {}.{}, {} multiprocessors, {:.0f} GiB, driver CUDA {}, {} kernels)",
+                     device.name, device.index, device.compute_major, device.compute_minor, device.multiprocessors,
+                     static_cast<double>(device.memory_bytes) / (1 << 30), version_name(device.driver_version),
+                     kernels == Kernels::hopper     ? "Hopper's"
+                     : kernels == Kernels::portable ? "the portable"
+                                                    : "no");
 }
 
 }  // namespace splash::cuda

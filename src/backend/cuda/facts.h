@@ -10,6 +10,17 @@
 
 namespace splash::cuda {
 
+// Which kernels a device runs. Everything that depends on the architecture asks for this, through Stream::portable().
+enum class Kernels {
+  none,      // below compute capability 8.0
+  portable,  // 8.0 and later: mma.sync, cp.async. Code for sm_80, which 8.x runs; drivers translate it for what came later
+  hopper,    // 9.0: wgmma, bulk copies, clusters, dependent launches. Code for sm_90a, which runs nowhere else
+};
+// By compute capability alone. A test switch: with SPLASH_CUDA_PATH=portable in the environment a Hopper GPU takes the
+// portable kernels too.
+struct DeviceFacts;
+Kernels kernels_for(const DeviceFacts& device);
+
 struct DeviceFacts {
   int index = 0;  // as the driver counts them
   std::string name;
@@ -33,7 +44,7 @@ Result<std::vector<DeviceFacts>> find_devices();
 // Whether this build has code for the device; the error names both architectures.
 Status supported(const DeviceFacts& device);
 
-// The device of that index, or the first supported one for -1. An index that is not there gets the range.
+// The device of that index; for -1 the first that runs Hopper's kernels, or else the first supported one. An index that is not there gets the range.
 Result<DeviceFacts> choose_device(int index);
 Result<DeviceFacts> choose_from(const std::vector<DeviceFacts>& devices, int index);
 

@@ -33,18 +33,29 @@ TEST(CudaFacts, ADriverWithoutDevicesSaysWhy) {
 }
 
 TEST(CudaFacts, TheFirstDeviceThatCanIsTaken) {
-  const std::vector<DeviceFacts> devices{gpu(0, "A100", 8, 0), gpu(1, "H200", 9, 0), gpu(2, "H100", 9, 0)};
-  EXPECT_EQ(choose_from(devices, -1)->index, 1);
-  EXPECT_EQ(choose_from(devices, 2)->index, 2);
+  const std::vector<DeviceFacts> devices{gpu(0, "T4", 7, 5), gpu(1, "A100", 8, 0), gpu(2, "H200", 9, 0),
+                                         gpu(3, "H100", 9, 0)};
+  EXPECT_EQ(choose_from(devices, -1)->index, 2) << "Hopper's kernels first";
+  EXPECT_EQ(choose_from(devices, 1)->index, 1);
+  EXPECT_EQ(choose_from({gpu(0, "T4", 7, 5), gpu(1, "RTX 3090", 8, 6), gpu(2, "RTX 4090", 8, 9)}, -1)->index, 1);
 }
 
-TEST(CudaFacts, AnotherArchitectureIsNamedWithOurs) {
-  const std::vector<DeviceFacts> devices{gpu(0, "A100", 8, 0)};
+TEST(CudaFacts, KernelsByComputeCapability) {
+  EXPECT_EQ(kernels_for(gpu(0, "H100", 9, 0)), Kernels::hopper);
+  for (const auto [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}}) {
+    EXPECT_EQ(kernels_for(gpu(0, "another", major, minor)), Kernels::portable) << major << '.' << minor;
+  }
+  EXPECT_EQ(kernels_for(gpu(0, "T4", 7, 5)), Kernels::none);
+  EXPECT_NE(describe(gpu(0, "RTX 4090", 8, 9)).find("the portable kernels"), std::string::npos);
+}
+
+TEST(CudaFacts, AnOldArchitectureIsToldWhatIsNeeded) {
+  const std::vector<DeviceFacts> devices{gpu(0, "T4", 7, 5)};
   for (const int index : {-1, 0}) {
     EXPECT_EQ(complaint(choose_from(devices, index)),
-              "A100 has compute capability 8.0; this build has kernels for 9.0 (Hopper) only");
+              "T4 has compute capability 7.5; the kernels need 8.0 or later (Ampere: A100, A10, RTX 30 and what came "
+              "after them)");
   }
-  EXPECT_FALSE(choose_from({gpu(0, "B200", 10, 0)}, -1)) << "code for sm_90a does not run on later architectures";
 }
 
 TEST(CudaFacts, ADeviceOutOfRangeGetsTheRange) {

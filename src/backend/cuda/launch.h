@@ -1,4 +1,4 @@
-// Starting kernels: always with programmatic dependent launch (ptx.cuh says what a kernel owes for it).
+// Starting kernels: on Hopper with programmatic dependent launch (ptx.cuh says what a kernel owes for it).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cuda/stream.h"
+#include "base/check.h"
 
 namespace splash::cuda {
 
@@ -14,7 +15,7 @@ struct Grid {
   dim3 blocks;
   dim3 threads;
   std::size_t shared_bytes = 0;
-  unsigned cluster = 1;  // blocks of the x axis that form one cluster
+  unsigned cluster = 1;  // blocks of the x axis that form one cluster (Hopper)
 };
 
 template <class... Parameters, class... Arguments>
@@ -29,7 +30,8 @@ void launch(Stream& stream, const char* name, const Grid& grid, void (*kernel)(P
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  config.numAttrs = 1;
+  config.numAttrs = stream.portable() ? 0 : 1;
+  SPLASH_CHECK(grid.cluster == 1 || !stream.portable(), "{}: no clusters on the portable path", name);
   if (grid.cluster > 1) {
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim.x = grid.cluster;

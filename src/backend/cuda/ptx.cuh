@@ -1,4 +1,8 @@
 // The instructions CUDA C++ has no words for, each under its own name.
+//
+// Code is compiled for sm_90a (Hopper) and for sm_80 (everything else from Ampere on). What came with Hopper and has a
+// plain equivalent has it here, so that one source serves both; the rest (bulk copies by name, wgmma.cuh) belongs to
+// files that are compiled for sm_90a alone.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,6 +11,12 @@
 #include <cstdint>
 
 namespace splash::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool hopper_code = false;
+#else
+constexpr bool hopper_code = true;
+#endif
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
@@ -22,11 +32,14 @@ __device__ __forceinline__ int opaque(int value) {
 // -- programmatic dependent launch: a kernel starts while its predecessor still runs --------------------------------
 // Every kernel of a stream calls dependents_may_start() once and wait_for_predecessors() before it touches anything a
 // predecessor wrote or reads (weights are never written: they may be requested before). The wait returns when the
-// predecessor has finished and its writes are visible; since it waited itself, so have all before it.
+// predecessor has finished and its writes are visible; since it waited itself, so have all before it. Before Hopper a
+// kernel starts when its predecessor is done (launch.h), and these are nothing.
 __device__ __forceinline__ void dependents_may_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (hopper_code) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-__device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_predecessors() {
+  if constexpr (hopper_code) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 __device__ __forceinline__ void begin_kernel() {
   dependents_may_start();
   wait_for_predecessors();
@@ -36,22 +49,31 @@ __device__ __forceinline__ void begin_kernel() {
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void barrier_init_done() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+__device__ __forceinline__ void barrier_init_done() {  // a block barrier follows
+  if constexpr (hopper_code) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  if constexpr (hopper_code) asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, unsigned parity) {
-  asm volatile(
-      "{.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra again; }" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+  if constexpr (hopper_code) {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+  } else {
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+  }
 }
 // Weights are read once per step: they leave the L2 first, so that activations and partial sums stay in it.
 __device__ __forceinline__ std::uint64_t stream_policy() {
@@ -61,7 +83,7 @@ __device__ __forceinline__ std::uint64_t stream_policy() {
 }
 __device__ __forceinline__ void bulk_copy(std::uint32_t to_shared, const void* from, unsigned bytes,
                                           std::uint32_t barrier) {
-  asm volatile(
+  if constexpr (hopper_code) asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_shared),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
@@ -74,6 +96,46 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to_shared, const void* f
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+// -- copies that both kinds of devices make ---------------------------------------------------------------------------
+// `requesters` threads bring bytes into shared memory, and whoever reads them waits for the phase of a barrier that was
+// made for copy_arrivals(requesters). Hopper: requester 0 asks the copy engine, the others have nothing to do. Before:
+// each of them copies its share in pieces of 16 bytes and arrives when they are there. In order: begin_copies (with all
+// bytes of the phase), copy..., end_copies; by each thread for which makes_copies.
+__device__ constexpr unsigned copy_arrivals(unsigned requesters) { return hopper_code ? 1 : requesters; }
+__device__ __forceinline__ bool makes_copies(int requester) { return !hopper_code || requester == 0; }
+__device__ __forceinline__ void begin_copies(std::uint32_t barrier, unsigned bytes) {
+  if constexpr (hopper_code) barrier_expect(barrier, bytes);
+}
+__device__ __forceinline__ void copy_16(std::uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
+}
+// Of one thread, without a barrier: copies made since the last commit are a group; waits until at most `pending` of the
+// latest groups are still under way.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+__device__ __forceinline__ void copy(std::uint32_t to_shared, const void* from, unsigned bytes, std::uint32_t barrier,
+                                     int requester, int requesters) {
+  if constexpr (hopper_code) {
+    bulk_copy(to_shared, from, bytes, barrier);
+  } else {
+    for (unsigned at = requester * 16; at < bytes; at += requesters * 16) {
+      copy_16(to_shared + at, static_cast<const std::uint8_t*>(from) + at);
+    }
+  }
+}
+__device__ __forceinline__ void end_copies(std::uint32_t barrier) {
+  if constexpr (!hopper_code)
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// All of this thread's own copies have arrived: before they are read without a barrier, or before a thread ends that has
+// not waited for them.
+__device__ __forceinline__ void finish_copies() {
+  if constexpr (!hopper_code) asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Loads and stores that reach the L2 each time, for words that blocks poll.
 __device__ __forceinline__ uint4 load_volatile(const uint4* from) {
   uint4 value;
@@ -146,35 +208,48 @@ __device__ __forceinline__ std::uint32_t pack_fp16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-// -- clusters -------------------------------------------------------------------------------------------------------
+// -- clusters: before Hopper a block is one of its own ---------------------------------------------------------------
 __device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  unsigned rank = 0;
+  if constexpr (hopper_code) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+__device__ __forceinline__ unsigned cluster_size() {
+  unsigned size = 1;
+  if constexpr (hopper_code) asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
 }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  if constexpr (hopper_code) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  if constexpr (hopper_code) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    __syncthreads();
+  }
+}
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
 // Stores into the shared memory of another block of the cluster, at the place that has this address here.
-__device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, float value) {
-  std::uint32_t peer;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(peer), "f"(value) : "memory");
-}
-__device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, unsigned long long value) {
-  std::uint32_t peer;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
-  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(peer), "l"(value) : "memory");
-}
-__device__ __forceinline__ void store_to_peer(const void* local, unsigned rank, int value) {
-  std::uint32_t peer;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
-  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(peer), "r"(value) : "memory");
+template <class T>
+__device__ __forceinline__ void store_to_peer(T* local, unsigned rank, T value) {
+  if constexpr (hopper_code) {
+    std::uint32_t peer;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(shared_address(local)), "r"(rank));
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(peer), "r"(*reinterpret_cast<const std::uint32_t*>(&value))
+                   : "memory");
+    } else {
+      static_assert(sizeof(T) == 8);
+      asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(peer), "l"(*reinterpret_cast<const std::uint64_t*>(&value))
+                   : "memory");
+    }
+  } else {
+    *local = value;
+  }
 }
 
 }  // namespace splash::cuda

@@ -24,6 +24,7 @@ Result<std::unique_ptr<Stream>> Stream::open(const DeviceFacts& device, std::siz
   SPLASH_TRY_STATUS(supported(device));
   std::unique_ptr<Stream> stream(new Stream);
   stream->facts_ = device;
+  stream->portable_ = kernels_for(device) == Kernels::portable;
   stream->each_ = std::getenv("SPLASH_CUDA_EACH") != nullptr;
   cudaError_t error = cudaSetDevice(device.index);
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking);

@@ -44,6 +44,9 @@ class Stream {
   ~Stream();
 
   const DeviceFacts& facts() const { return facts_; }
+  // Whether this device takes the portable kernels (facts.h). They have one order of sums for every width (decision
+  // 0015), so what ops do differently by width on Hopper they do not do here.
+  bool portable() const { return portable_; }
   cudaStream_t native() const { return stream_; }
   // The calling thread's device becomes this one: a thread that did not open the stream owes this before it enqueues.
   void make_current() { note(cudaSetDevice(facts_.index), "set device"); }
@@ -67,12 +70,12 @@ class Stream {
   // Whether linears may leave the floats of a normed matrix unwritten (linear_add_norm). Not where one of its readers
   // has weights of a kind that takes floats.
   void set_folds_norms(bool folds) { folds_norms_ = folds; }
-  bool folds_norms() const { return folds_norms_; }
+  bool folds_norms() const { return folds_norms_ && !portable_; }
 
   // Whether passes of wide_pass_rows and more may add up in another order than narrower ones: where every prompt is
   // read by such passes alone (0008).
   void set_wide_passes_apart(bool apart) { wide_passes_apart_ = apart; }
-  bool wide_passes_apart() const { return wide_passes_apart_; }
+  bool wide_passes_apart() const { return wide_passes_apart_ && !portable_; }
 
   // Sums that the blocks of a linear of few rows hand to each other; all bits set between launches (q4_absent).
   uint4* parts() const { return parts_.as<uint4>(); }
@@ -161,6 +164,7 @@ class Stream {
   std::vector<Binding> bindings_;
   cudaError_t error_ = cudaSuccess;
   const char* error_site_ = "";
+  bool portable_ = false;
   bool recording_ = false;
   bool each_ = false;
   bool folds_norms_ = true;

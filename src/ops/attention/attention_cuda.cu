@@ -3,6 +3,7 @@
 
 #include "backend/cuda/launch.h"
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention_portable_cuda.h"
 #include "ops/attention/attention_tiles_cuda.h"
 
 namespace splash::ops {
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
 // chunks are merged here, in shared memory, by the very steps of merge_kernel.
 template <int MT, bool alone>
 __global__ void __launch_bounds__(threads, alone ? 1 : 2) chunk_kernel(const __grid_constant__ Arguments args) {
+  if constexpr (!cuda::hopper_code) return;  // attention_portable_cuda.cu is in its place
   constexpr int STAGES = 2;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<MT, STAGES>*>(memory);
@@ -294,6 +296,7 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
   const int heads = geometry.query_heads + 2 * geometry.kv_heads, matrix_tiles = (p::tile_rows * group + 15) / 16;
   cuda::launch(stream, "attention prepare",
                {dim3((heads + p::warps - 1) / p::warps, most_rows, count), dim3(p::threads)}, p::prepare_kernel, args);
+  if (stream.portable()) return p::run_portable(stream, args, count, most_rows);
   if (out.rows >= cuda::wide_pass_rows && stream.wide_passes_apart())
     return p::run_tiles(stream, args, count, most_rows);
   // Enough blocks for two per multiprocessor, if the partial sums of that many fit.

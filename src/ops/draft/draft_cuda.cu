@@ -157,21 +157,24 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   const int warp = threadIdx.x / 32, count = end - begin;
   const std::uint32_t full = cuda::shared_address(&shared.full);
   if (threadIdx.x == 0) {
-    cuda::barrier_init(full, 1);
+    cuda::barrier_init(full, cuda::copy_arrivals(attention_threads));
     cuda::barrier_init_done();
   }
   __syncthreads();
-  if (threadIdx.x == 0) cuda::barrier_expect(full, count * dim * 4 * (own ? 1 : 2));
-  // A thread per key requests its rows; the queries are made meanwhile.
-  if (static_cast<int>(threadIdx.x) < count) {
-    const int key = threadIdx.x;
+  if (threadIdx.x == 0) cuda::begin_copies(full, count * dim * 4 * (own ? 1 : 2));
+  // A thread per key requests its rows (a warp, where threads copy themselves); the queries are made meanwhile.
+  constexpr int requesters = cuda::hopper_code ? 1 : 32, together = attention_threads / requesters;
+  for (int key = threadIdx.x / requesters; key < count; key += together) {
+    const int requester = threadIdx.x % requesters;
     const std::int64_t slot =
         (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
-    if (!own) cuda::bulk_copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full);
-    cuda::bulk_copy(cuda::shared_address(shared.v[key]),
-                    own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot,
-                    dim * 4, full);
+    if (!own)
+      cuda::copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full, requester, requesters);
+    cuda::copy(cuda::shared_address(shared.v[key]),
+               own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot,
+               dim * 4, full, requester, requesters);
   }
+  cuda::end_copies(full);
   constexpr int each = query_rows / (attention_threads / 32);
   Head<dim> heads[each];
 #pragma unroll

@@ -45,7 +45,7 @@ __device__ __forceinline__ void select(std::uint32_t (&keys)[each], int k, Id id
 }
 
 // Grid: parts of 8192 entries x rows. found: [row][part * 8 + warp][k].
-__global__ void __launch_bounds__(threads) top_k_parts(MatrixView<const float> logits, int limit, int k, Found* found) {
+__global__ void __launch_bounds__(threads, cuda::hopper_code ? 0 : 2) top_k_parts(MatrixView<const float> logits, int limit, int k, Found* found) {
   cuda::begin_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, list = blockIdx.x * warps + warp;
   const int first = list * per_warp + lane;

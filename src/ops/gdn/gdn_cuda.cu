@@ -342,6 +342,7 @@ void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, 
                  out,
                  out.rows > 0 ? stream.panel_to_fill(out) : cuda::Panel{},
                  tables};
+  if (stream.portable()) return run_portable(stream, args);
   if (tables.longest_commit > batch && prefill_fits(stream, g, out.rows)) return prefill(stream, args);
   cuda::allow_shared(stream, gdn_kernel, sizeof(Staging));
   const unsigned cluster = static_cast<unsigned>(2 * group);

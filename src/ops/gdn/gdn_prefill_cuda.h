@@ -11,5 +11,7 @@ struct Arguments;
 bool prefill_fits(cuda::Stream& stream, const GdnGeometry& geometry, int rows);
 // All segments are commit passes, the longest of tables.longest_commit rows.
 void prefill(cuda::Stream& stream, const Arguments& args);
+// Any pass, on devices without clusters: the same three kernels behind one that folds the kept rows in.
+void run_portable(cuda::Stream& stream, const Arguments& args);
 
 }  // namespace splash::ops::delta

@@ -128,7 +128,9 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
 int wide_from = 33;
 
 void run(cuda::Stream& stream, const Q4Work& work) {
-  if (work.tokens < wide_from) {
+  if (stream.portable()) {
+    launch_q4_portable(stream, work);
+  } else if (work.tokens < wide_from) {
     launch_q4_few(stream, work);
   } else if (work.gated) {
     launch_q4_wide_gated(stream, work);
@@ -140,7 +142,7 @@ void run(cuda::Stream& stream, const Q4Work& work) {
 // From 33 tokens on, a launch of one matrix with few rows leaves its sums in parts of K; whether it does is a matter of
 // the matrix alone. True: the reader of `partials` adds them to the output.
 bool cut_in_parts(cuda::Stream& stream, Q4Work& work) {
-  if (work.tokens <= 32) return false;
+  if (work.tokens <= 32 || stream.portable()) return false;
   work.parts = q4_wide_parts(work);
   SPLASH_CHECK(
       work.parts == 1 || sizeof(float) * work.parts * work.tokens * static_cast<std::size_t>(work.matrices[0].rows) <=
@@ -191,7 +193,7 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out) {
-  const bool between = x.rows >= wide_from && (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
+  const bool between = !stream.portable() && x.rows >= wide_from && (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
   if (gate.format != pack::Format::q4 || between) {
     MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
     const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};

@@ -263,6 +263,38 @@ TEST(LinearCuda, WidePasses) {
   }
 }
 
+// The portable kernels (decision 0015): a row's bits at any width are those it has alone, also where K has fewer groups
+// than parts and parts of different lengths.
+TEST(LinearCuda, PortableWidthsKeepBits) {
+  if (!stream().portable()) GTEST_SKIP() << "Hopper's kernels add up in three ways (decision 0006)";
+  Numbers numbers(71);
+  constexpr int most = 300, after = 400, inner = 640;
+  for (const int cols : {256, 832, 2048}) {
+    const HostWeight first = random_q4(numbers, after, cols), gate = random_q4(numbers, inner, cols),
+                     up = random_q4(numbers, inner, cols);
+    const std::vector<float> x = numbers.normals(std::size_t{most} * cols),
+                             before = numbers.normals(std::size_t{most} * after);
+    std::vector<float> want_sums, want_gated;
+    for (const int tokens : {most, 1, 7, 16, 31, 33, 64, 65, 129}) {
+      Memory memory;
+      stream().reset();
+      const MatrixView<float> dx = memory.matrix({x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols),
+                              sums = memory.matrix({before.begin(), before.begin() + std::ptrdiff_t{tokens} * after},
+                                                   tokens, after),
+                              gated = memory.matrix(tokens, inner);
+      linear_add(stream(), dx, memory.weight(first.view), sums);
+      linear_swiglu(stream(), dx, memory.weight(gate.view), memory.weight(up.view), gated);
+      const std::vector<float> got_sums = download(sums), got_gated = download(gated);
+      if (want_sums.empty()) want_sums = got_sums, want_gated = got_gated;
+      const auto head = [&](const std::vector<float>& all, int width) {
+        return std::vector<float>(all.begin(), all.begin() + std::ptrdiff_t{tokens} * width);
+      };
+      expect_same("sums", got_sums, head(want_sums, after));
+      expect_same("gated", got_gated, head(want_gated, inner));
+    }
+  }
+}
+
 // The linears of a layer at every width, again and again: a row's bits are those it has alone.
 TEST(LinearCuda, WidthsKeepBits) {
   Numbers numbers(67);

@@ -1,4 +1,4 @@
-// Starts the two 4-bit kernels; each lives in a file of its own because each takes a while to compile.
+// Starts the 4-bit kernels; each lives in a file of its own because each takes a while to compile.
 #pragma once
 
 #include "backend/cuda/stream.h"
@@ -13,5 +13,8 @@ void launch_q4_wide(cuda::Stream& stream, const Q4Work& work);  // panel tiles o
 void launch_q4_wide_gated(cuda::Stream& stream, const Q4Work& work);
 // In how many parts a wide pass cuts the launch's K: of the matrix alone, so that bits do not depend on the rows.
 int q4_wide_parts(const Q4Work& work);
+
+// Devices without Hopper's instructions: any number of tokens, no folded norms, no parts.
+void launch_q4_portable(cuda::Stream& stream, const Q4Work& work);
 
 }  // namespace splash::ops

@@ -11,6 +11,9 @@ struct Q4Lines {
   uint4 codes;
   uint2 numbers;
 
+  Q4Lines() = default;
+  __device__ __forceinline__ Q4Lines(const uint4& tile_codes, const uint2& tile_numbers)
+      : codes(tile_codes), numbers(tile_numbers) {}
   __device__ __forceinline__ Q4Lines(const std::uint8_t* tile, int lane)
       : codes(*reinterpret_cast<const uint4*>(tile + lane * 16)),
         numbers(*reinterpret_cast<const uint2*>(tile + Q4Tile::scales_offset + (lane >> 2) * 8)) {}

@@ -53,7 +53,7 @@ __device__ __forceinline__ Token walk_slot(Token id, float score, int k, const L
   return __shfl_sync(0xffffffffu, token, 0);
 }
 
-constexpr int walk_blocks = 8;  // of a lane's cluster: slots are dealt out
+constexpr int walk_blocks = 8;  // of a lane's cluster (portable: one block): slots are dealt out
 constexpr int rank_lines = most_selector_rank_cuda / 32;
 constexpr int walk_threads = most * 32;
 
@@ -63,13 +63,13 @@ constexpr int walk_threads = most * 32;
 // look-ups.
 __global__ void __launch_bounds__(walk_threads, 1) walk_kernel(const __grid_constant__ Walk walk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const int lane_index = blockIdx.x / walk_blocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
+  const int blocks = static_cast<int>(cuda::cluster_size()), lane_index = blockIdx.x / blocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             k = walk.candidates.cols, first_row = lane_index * walk.slots;
   auto* pairs = reinterpret_cast<float*>(memory);  // [slot][predecessor][candidate]
   cuda::cluster_sync();  // every block is there before one writes into another
   cuda::begin_kernel();
   Token* tokens = walk.tokens + lane_index * (walk.slots + 1);
-  for (int slot = static_cast<int>(cuda::cluster_rank()); slot < walk.slots; slot += walk_blocks) {
+  for (int slot = static_cast<int>(cuda::cluster_rank()); slot < walk.slots; slot += blocks) {
     const int groups = most / k, group = warp / k, own = warp % k;  // of k warps; each takes every groups-th predecessor
     if (group >= groups) continue;
     const int predecessors = slot == 0 ? 1 : k;
@@ -227,11 +227,12 @@ __global__ void __launch_bounds__(link::max_block * 32)
 
 // -- full: the law of a row as a cut through its order of rank --------------------------------------------------------
 // A row is shared by the eight blocks of a cluster, each with a slice of the ids in its own shared memory: a pass over
-// the row is a pass over shared memory, and an exchange of sums.
+// the row is a pass over shared memory, and an exchange of sums. On devices without clusters one block reads the row
+// from the L2 each time. Sums of integers: the tokens are the same.
 
 constexpr int threads = 512;
 constexpr int warps = threads / 32;
-constexpr int blocks = 8;  // of a cluster
+constexpr int most_blocks = 8;  // of a cluster
 
 // A token has weight if it ranks at or before (key, id) and passes min_p.
 struct Cut {
@@ -247,7 +248,7 @@ struct Cut {
 constexpr int bins = 8;  // sums of one pass
 struct Exchange {
   Weight of_warps[bins][warps];
-  Weight of_blocks[2][bins][blocks];  // by turns: what the peers still read is not written
+  Weight of_blocks[2][bins][most_blocks];  // by turns: what the peers still read is not written
   int turn;
 };
 
@@ -256,6 +257,7 @@ template <int count, class Together>
 __device__ __forceinline__ void together(Weight (&values)[count], Exchange& exchange, Together put) {
   static_assert(count <= bins);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = exchange.turn;
+  const int blocks = static_cast<int>(cuda::cluster_size());
 #pragma unroll
   for (int i = 0; i < count; ++i) {
 #pragma unroll
@@ -279,18 +281,21 @@ __device__ __forceinline__ void together(Weight (&values)[count], Exchange& exch
   for (int i = 0; i < count; ++i) {
     values[i] = exchange.of_blocks[turn][i][0];
 #pragma unroll
-    for (int block = 1; block < blocks; ++block) values[i] = put(values[i], exchange.of_blocks[turn][i][block]);
+    for (int block = 1; block < most_blocks; ++block) {
+      if (block < blocks) values[i] = put(values[i], exchange.of_blocks[turn][i][block]);
+    }
   }
 }
 
-// A block's part of a row: ids first .. first + count, as keys.
+// A block's part of a row: ids first .. first + count, as keys in shared memory or (no keys) as logits.
 struct Slice {
   const std::uint32_t* keys;
+  const float* logits;
   int first, count;
 
   template <class Visit>
   __device__ __forceinline__ void each(Visit visit) const {
-    for (int i = threadIdx.x; i < count; i += threads) visit(first + i, keys[i]);
+    for (int i = threadIdx.x; i < count; i += threads) visit(first + i, keys ? keys[i] : key_of(__ldg(logits + i)));
   }
 };
 
@@ -407,23 +412,23 @@ __device__ Cut find_cut(const Slice& slice, Exchange& exchange, const LaneChoice
   return cut;
 }
 
-// A cluster per row.
+// A cluster per row. held: there is shared memory for the keys of a slice.
 __global__ void __launch_bounds__(threads, 1)
-    cut_kernel(const __grid_constant__ StepAcceptance args, int slice_ids, Cut* cuts) {
+    cut_kernel(const __grid_constant__ StepAcceptance args, int slice_ids, bool held, Cut* cuts) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto* keys = reinterpret_cast<std::uint32_t*>(memory);
   __shared__ Exchange exchange;
   if (threadIdx.x == 0) exchange.turn = 0;
   cuda::cluster_sync();  // every block is there before one writes into another
   cuda::begin_kernel();
-  const int row = blockIdx.x / blocks, lane_index = row / args.width;
+  const int row = blockIdx.x / cuda::cluster_size(), lane_index = row / args.width;
   const LaneChoice& choice = args.choices[lane_index];
   if (row % args.width >= choice.rows) return;  // the whole cluster
   const float* logits = cuda::row_of(args.logits, row);
   const int first = min(args.limit, static_cast<int>(cuda::cluster_rank()) * slice_ids);
-  const Slice slice{keys, first, min(slice_ids, args.limit - first)};
+  const Slice slice{held ? keys : nullptr, logits + first, first, min(slice_ids, args.limit - first)};
 #pragma unroll 8
-  for (int i = threadIdx.x; i < slice.count; i += threads) keys[i] = key_of(__ldg(logits + first + i));
+  for (int i = threadIdx.x; held && i < slice.count; i += threads) keys[i] = key_of(__ldg(logits + first + i));
   __syncthreads();
   const Cut cut = find_cut(slice, exchange, choice, args.limit);
   if (cuda::cluster_rank() == 0 && threadIdx.x == 0) cuts[row] = cut;
@@ -513,7 +518,7 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) exchange.turn = 0;
   cuda::cluster_sync();  // every block is there before one writes into another
   cuda::begin_kernel();
-  const int lane_index = blockIdx.x / blocks;
+  const int lane_index = blockIdx.x / cuda::cluster_size();
   const LaneChoice& choice = args.choices[lane_index];
   if (threadIdx.x < 32) {
     const Judged found = judge(args, cuts, lane_index);
@@ -545,9 +550,9 @@ void selector_walk(cuda::Stream& stream, const Walk& walk) {
   SPLASH_CHECK(walk.projections.cols <= most_selector_rank_cuda);
   const std::size_t bytes = static_cast<std::size_t>(walk.slots * walk.candidates.cols * walk.candidates.cols) * 4;
   cuda::allow_shared(stream, law::walk_kernel, bytes);
-  cuda::launch(stream, "selector walk",
-               {dim3(law::walk_blocks * walk.lanes), dim3(law::walk_threads), bytes, law::walk_blocks}, law::walk_kernel,
-               walk);
+  const unsigned cluster = stream.portable() ? 1 : law::walk_blocks;
+  cuda::launch(stream, "selector walk", {dim3(cluster * walk.lanes), dim3(law::walk_threads), bytes, cluster},
+               law::walk_kernel, walk);
 }
 
 void mask_rows(cuda::Stream& stream, MatrixView<float> logits, const int* rows, int row_count,
@@ -583,15 +588,17 @@ void accept(cuda::Stream& stream, const StepAcceptance& args) {
                args.width <= link::max_block && (args.width == 1 || args.laws));
   if (args.kind == LawKind::full) {
     auto* cuts = stream.allocate<law::Cut>(static_cast<std::size_t>(args.logits.rows));
-    constexpr int cluster = law::blocks;
+    const bool held = !stream.portable();
+    const int cluster = held ? law::most_blocks : 1;
     const int slice = (args.limit + cluster * law::threads - 1) / (cluster * law::threads) * law::threads;
-    const std::size_t bytes = static_cast<std::size_t>(slice) * sizeof(std::uint32_t);
+    const std::size_t bytes = held ? static_cast<std::size_t>(slice) * sizeof(std::uint32_t) : 0;
     SPLASH_CHECK(bytes <= 192 << 10, "a vocabulary of {} is too large for eight blocks", args.limit);
     cuda::allow_shared(stream, law::cut_kernel, bytes);
-    cuda::launch(stream, "law cuts", {dim3(cluster * args.logits.rows), dim3(law::threads), bytes, cluster},
-                 law::cut_kernel, args, slice, cuts);
+    const auto blocks = static_cast<unsigned>(cluster);
+    cuda::launch(stream, "law cuts", {dim3(blocks * args.logits.rows), dim3(law::threads), bytes, blocks},
+                 law::cut_kernel, args, slice, held, cuts);
     const law::Cut* made = cuts;
-    cuda::launch(stream, "accept full", {dim3(cluster * args.lanes), dim3(law::threads), 0, cluster},
+    cuda::launch(stream, "accept full", {dim3(blocks * args.lanes), dim3(law::threads), 0, blocks},
                  law::full_accept_kernel, args, slice, made);
     return;
   }

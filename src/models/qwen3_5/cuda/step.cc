@@ -195,8 +195,9 @@ CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, 
 // 4-bit linears have three ways to add up, by the rows of a pass: up to 32, up to 64, and from 65 on, where a row's
 // bits no longer depend on how many there are. Prefill always takes the last one, so that neither the cut of a prompt
 // nor what is read beside it changes its numbers: a short pass gets rows that belong to nobody.
+// (The portable kernels have one way for all widths.)
 void CudaModel::pad_prefill(Rows& rows) const {
-  if (four_bit_ && rows.count() < least_prefill_rows) rows.tokens.resize(least_prefill_rows);
+  if (stream_->wide_passes_apart() && rows.count() < least_prefill_rows) rows.tokens.resize(least_prefill_rows);
 }
 
 void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {

@@ -1,0 +1,274 @@
+// 4-bit linear of the portable path (mma.sync, cp.async): two kernels, one order of sums.
+//
+// Weights are exact at every width, as in the few-row kernel of Hopper (q4_few.cuh): codes become bf16 128 + q,
+//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a product with ones).
+// K is cut in eight parts, always: groups in order inside a part, then parts in order. So a row's bits depend on
+// nothing but its own numbers: not on the rows beside it, the kernel, the tile or the number of multiprocessors.
+//
+// rows kernel (up to 64 tokens, bound by the weights' bytes): a warp of a block takes a part; weights go from memory
+//   straight into the registers that multiply them (q4_tile.h's order), a group ahead; the parts meet in shared memory.
+// wide kernel (more tokens, bound by products): 128 output rows x 64 tokens a block, groups through a ring of cp.async.
+#pragma once
+
+#include "ops/linear/q4_rows.cuh"
+#include "ops/linear/q4_tile.cuh"
+
+namespace splash::ops::portable {
+
+constexpr int k_parts = 8;
+constexpr std::uint32_t ones = 0x3F803F80;  // two bf16
+__device__ __forceinline__ int part_begin(int groups, int part) { return groups * part / k_parts; }
+
+// Where the strips of a launch lie: tiles of `strip`, or of the last one past the end.
+__device__ __forceinline__ const std::uint8_t* strip_tiles(const Q4Work& work, int strip) {
+  strip = min(strip, work.strips - 1);
+  const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
+  return work.matrices[place.matrix].tiles + static_cast<std::int64_t>(place.index) * work.tiles_k * Q4Tile::bytes;
+}
+// Tokens first .. of a group in the panel, in blocks of 8. `row_tile`: of the panel.
+__device__ __forceinline__ const std::uint8_t* panel_blocks(const Q4Work& work, int row_tile, int first_token) {
+  return work.panel + first_token / row_tile * work.panel_tile_bytes +
+         first_token % row_tile / 8 * cuda::Panel::block_bytes;
+}
+
+// The sums of 8 tokens' inputs: c0, c1 of every lane are tokens 2t, 2t + 1.
+__device__ __forceinline__ void sum_inputs(const std::uint32_t (&x)[8], float (&sums)[4]) {
+#pragma unroll
+  for (int m = 0; m < 4; ++m) cuda::mma_bf16(sums, ones, ones, ones, ones, x[2 * m], x[2 * m + 1]);
+}
+// A strip against 8 tokens.
+__device__ __forceinline__ void multiply(const std::uint32_t (&a)[16], const std::uint32_t (&x)[8], float (&part)[4]) {
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+    cuda::mma_bf16(part, a[m * 4], a[m * 4 + 1], a[m * 4 + 2], a[m * 4 + 3], x[2 * m], x[2 * m + 1]);
+}
+
+// Grid: blocks of STRIPS strips x tiles of NT * 8 tokens.
+constexpr int rows_threads = k_parts * 32;
+template <int NT, int STRIPS>
+constexpr std::size_t rows_shared_bytes = std::size_t{k_parts} * STRIPS * NT * 32 * sizeof(float4);
+
+template <int NT, int STRIPS>
+__global__ void __launch_bounds__(rows_threads)
+    q4_portable_rows_kernel(const __grid_constant__ Q4Work work, int row_tile) {
+  extern __shared__ __align__(16) float4 meet[];  // [part][strip][8 tokens][lane]
+  const int part = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int strip = blockIdx.x * STRIPS, first_token = blockIdx.y * NT * 8;
+  const int begin = part_begin(work.tiles_k, part), end = part_begin(work.tiles_k, part + 1);
+  const std::uint8_t* tiles[STRIPS];
+#pragma unroll
+  for (int s = 0; s < STRIPS; ++s) tiles[s] = strip_tiles(work, strip + s) + static_cast<std::int64_t>(begin) * Q4Tile::bytes;
+  const int group_bytes = row_tile / 8 * cuda::Panel::block_bytes;
+  const std::uint8_t* panel =
+      panel_blocks(work, row_tile, first_token) + static_cast<std::int64_t>(begin) * group_bytes + lane * 4;
+  float acc[STRIPS][NT][4] = {};
+  uint4 codes[STRIPS];
+  uint2 numbers[STRIPS];
+  std::uint32_t next[NT][8];
+  auto load = [&](int group) {  // past the end the last one again: loads without branches
+    group = min(group, end - 1 - begin);
+    // A lane's word of core matrix i is its element of operand B: 128 bytes of a warp, side by side.
+    const std::uint8_t* blocks = panel + static_cast<std::int64_t>(group) * group_bytes;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        next[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(blocks + n * cuda::Panel::block_bytes + i * 128));
+    }
+    const int at = group * Q4Tile::bytes;
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+      codes[s] = __ldcs(reinterpret_cast<const uint4*>(tiles[s] + at + lane * 16));
+      numbers[s] = __ldcs(reinterpret_cast<const uint2*>(tiles[s] + at + Q4Tile::scales_offset + (lane >> 2) * 8));
+    }
+  };
+  if (begin < end) load(0);
+  for (int group = 0; group < end - begin; ++group) {
+    std::uint32_t x[NT][8];
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[n][i] = next[n][i];
+    }
+    Q4Lines lines[STRIPS];
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) lines[s] = Q4Lines(codes[s], numbers[s]);
+    load(group + 1);
+    float sums[NT][4] = {};
+#pragma unroll
+    for (int n = 0; n < NT; ++n) sum_inputs(x[n], sums[n]);
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+      std::uint32_t a[16];
+      lines[s].unpack(a);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        float product[4] = {};
+        multiply(a, x[n], product);
+        lines[s].add(product, sums[n], acc[s][n]);
+      }
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+      meet[((part * STRIPS + s) * NT + n) * 32 + lane] = make_float4(acc[s][n][0], acc[s][n][1], acc[s][n][2], acc[s][n][3]);
+  }
+  __syncthreads();
+  auto total = [&](int s, int n, float(&sum)[4]) {
+#pragma unroll
+    for (int p = 0; p < k_parts; ++p) {
+      const float4 one = meet[((p * STRIPS + s) * NT + n) * 32 + lane];
+      sum[0] += one.x, sum[1] += one.y, sum[2] += one.z, sum[3] += one.w;
+    }
+  };
+  // Warp w finishes fragments w, w + 8, ...; gated, a pair of strips is one.
+  if (work.gated) {
+    for (int i = part; i < STRIPS / 2 * NT; i += k_parts) {
+      float sums[2][1][4] = {};
+      total(i / NT * 2, i % NT, sums[0][0]);
+      total(i / NT * 2 + 1, i % NT, sums[1][0]);
+      q4_store<2, 1, true>(work, strip + i / NT * 2, first_token + i % NT * 8, lane, sums);
+    }
+  } else {
+    for (int i = part; i < STRIPS * NT; i += k_parts) {
+      float sums[1][1][4] = {};
+      total(i / NT, i % NT, sums[0][0]);
+      q4_store<1, 1, false>(work, strip + i / NT, first_token + i % NT * 8, lane, sums);
+    }
+  }
+}
+
+// A group of a block's work in shared memory, as it lies in memory.
+constexpr int wide_strips = 8, wide_tokens = 64, wide_stages = 3, wide_threads = 256;
+struct WideStage {
+  std::uint8_t tiles[wide_strips][Q4Tile::bytes];
+  std::uint8_t panel[wide_tokens / 8][cuda::Panel::block_bytes];
+};
+struct WideShared {
+  WideStage stages[wide_stages];
+  float sums[2][wide_tokens];  // of a group's inputs, by turns
+  // What a thread has of the finished parts: touched eight times, so that the registers suffice for two blocks.
+  float total[wide_strips * 16 * wide_tokens / wide_threads][wide_threads];
+};
+
+// Grid: tiles of tokens x blocks of strips. Warp (r, c) of 4 x 2: strips 2r, 2r + 1; tokens 32c .. 32c + 31.
+__global__ void __launch_bounds__(wide_threads, 2) q4_portable_wide_kernel(const __grid_constant__ Q4Work work, int row_tile) {
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  auto& shared = *reinterpret_cast<WideShared*>(memory);
+  constexpr int STRIPS = 2, NT = 4;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = warp >> 1, side = warp & 1;
+  const int first_strip = blockIdx.y * wide_strips, first_token = blockIdx.x * wide_tokens;
+  const int group_bytes = row_tile / 8 * cuda::Panel::block_bytes, groups = work.tiles_k;
+
+  // What this thread copies of every group, in pieces of 16 bytes: one of the tiles; one of the tiles or (most threads) of
+  // the panel; one of the panel, and where there is another, 256 pieces behind it.
+  constexpr int tile_pieces = Q4Tile::bytes / 16, weight_pieces = wide_strips * tile_pieces;
+  constexpr int pieces = sizeof(WideStage) / 16, more = weight_pieces - wide_threads;
+  static_assert(more > 0 && more <= wide_threads && pieces > 3 * wide_threads && pieces - 3 * wide_threads <= more);
+  const int thread = static_cast<int>(threadIdx.x);
+  auto tile_piece = [&](int piece) {
+    return strip_tiles(work, first_strip + piece / tile_pieces) + piece % tile_pieces * 16;
+  };
+  const std::uint8_t* panel = panel_blocks(work, row_tile, first_token) + (thread - more) * 16;
+  const std::uint8_t *first = tile_piece(thread), *second = thread < more ? tile_piece(wide_threads + thread) : panel;
+  panel += wide_threads * 16;
+  auto request = [&](int group) {  // in ascending order
+    if (group < groups) {
+      const std::uint32_t to = cuda::shared_address(&shared.stages[group % wide_stages]) + thread * 16;
+      cuda::copy_16(to, first);
+      cuda::copy_16(to + wide_threads * 16, second);
+      cuda::copy_16(to + 2 * wide_threads * 16, panel);
+      if (thread < pieces - 3 * wide_threads) cuda::copy_16(to + 3 * wide_threads * 16, panel + wide_threads * 16);
+      first += Q4Tile::bytes;
+      second += thread < more ? Q4Tile::bytes : group_bytes;
+      panel += group_bytes;
+    }
+    cuda::commit_copies();
+  };
+  auto load_inputs = [&](const WideStage& stage, int n, std::uint32_t(&x)[8]) {
+    std::uint32_t half[4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      cuda::load_matrices(half, cuda::shared_address(stage.panel[n]) + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[j * 4 + i] = half[i];
+    }
+  };
+  auto add_up_inputs = [&](int group) {  // a warp per 8 tokens
+    std::uint32_t x[8];
+    float sums[4] = {};
+    load_inputs(shared.stages[group % wide_stages], warp, x);
+    sum_inputs(x, sums);
+    if (lane < 4) *reinterpret_cast<float2*>(&shared.sums[group & 1][warp * 8 + lane * 2]) = make_float2(sums[0], sums[1]);
+  };
+
+#pragma unroll
+  for (int group = 0; group < wide_stages - 1; ++group) request(group);
+  cuda::wait_copies<wide_stages - 2>();
+  __syncthreads();
+  add_up_inputs(0);
+  float acc[STRIPS][NT][4] = {};
+#pragma unroll
+  for (int i = 0; i < STRIPS * NT * 4; ++i) shared.total[i][threadIdx.x] = 0;
+  int part = 0;
+  for (int group = 0; group < groups; ++group) {
+    // The next group has arrived too; everyone has left the stage that is filled again.
+    cuda::wait_copies<wide_stages - 3>();
+    __syncthreads();
+    request(group + wide_stages - 1);
+    if (group + 1 < groups) add_up_inputs(group + 1);
+    const WideStage& stage = shared.stages[group % wide_stages];
+    Q4Lines lines[STRIPS];
+    std::uint32_t a[STRIPS][16];
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+      lines[s] = Q4Lines(stage.tiles[row * STRIPS + s], lane);
+      lines[s].unpack(a[s]);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      std::uint32_t x[8];
+      load_inputs(stage, side * NT + n, x);
+      const float2 pair = *reinterpret_cast<const float2*>(&shared.sums[group & 1][(side * NT + n) * 8 + (lane & 3) * 2]);
+      const float sums[4] = {pair.x, pair.y, pair.x, pair.y};
+#pragma unroll
+      for (int s = 0; s < STRIPS; ++s) {
+        float product[4] = {};
+        multiply(a[s], x, product);
+        lines[s].add(product, sums, acc[s][n]);
+      }
+    }
+    while (part < k_parts && part_begin(groups, part + 1) <= group + 1) {  // parts without a group add nothing
+      ++part;
+#pragma unroll
+      for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            shared.total[(s * NT + n) * 4 + i][threadIdx.x] += acc[s][n][i];
+            acc[s][n][i] = 0;
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[s][n][i] = shared.total[(s * NT + n) * 4 + i][threadIdx.x];
+    }
+  }
+  const int strip = first_strip + row * STRIPS;
+  if (work.gated) {
+    q4_store<STRIPS, NT, true>(work, strip, first_token + side * NT * 8, lane, acc);
+  } else {
+    q4_store<STRIPS, NT, false>(work, strip, first_token + side * NT * 8, lane, acc);
+  }
+}
+
+}  // namespace splash::ops::portable
