@@ -69,6 +69,7 @@ for step in $steps; do
       for suite in 'EmbedCuda*' '*LawCuda*:WalkCuda*' 'Shapes/LinearCuda*:LinearCuda*' 'GdnCuda*' 'AttentionCuda*' 'DraftCuda*'; do
         try conformance.txt "${CONFORMANCE_SECONDS:-60}" "$suite" "$bin/cuda_conformance" --gtest_filter="$suite" --gtest_brief=1
       done
+      try conformance.txt "${CONFORMANCE_SECONDS:-60}" repeat "$bin/repeat_cuda_test" --gtest_brief=1
       grep -hE 'FAILED|Failure|CUDA failed|lanes as the host' "$out/conformance.txt" | head -n 40
       ;;
     golden)

@@ -11,7 +11,7 @@ kit=${2:?usage: bench/device_kit.sh BUILD KIT.tar.xz}
 here=$(cd "$(dirname "$0")/.." && pwd)
 shared=${SPLASH_SHARED:-$here/../shared}
 jobs=${JOBS:-$(nproc)}
-programs=${PROGRAMS-splash cuda_conformance golden_cuda_test step_test builtin_cuda_test device_bench}
+programs=${PROGRAMS-splash cuda_conformance repeat_cuda_test golden_cuda_test step_test builtin_cuda_test device_bench}
 
 # shellcheck disable=SC2086  # a list
 ninja -C "$build" -j"$jobs" --quiet $programs

@@ -180,8 +180,7 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   const double state = static_cast<double>(model.state_bytes()) / (g.layers / 4 * 3) * lanes;
   repeat("gdn verify, nothing kept", state, g.layers / 4 * 3,
          [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
-  std::vector<int> kept(8, 5);
-  cudaMemcpy(const_cast<int*>(model.kept()), kept.data(), lanes * sizeof(int), cudaMemcpyHostToDevice);
+  model.set_kept(lanes, 5);
   model.begin(lanes, 8, true);
   repeat("gdn verify, 5 kept", 2 * state, g.layers / 4 * 3,
          [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
@@ -298,7 +297,7 @@ int run(int argc, char** argv) {
     geometry.inner = 1024;
   if (probe) geometry.layers = 4, geometry.draft_layers = 1;
   auto made =
-      SyntheticModel::make(stream, geometry, small ? 2 : 8, small || (probe && !probe_prefill) ? 1100 : 32768 + 64);
+      SyntheticModel::make(stream, geometry, small ? 2 : 8, small ? 1100 : 32768 + 64);
   if (!made) {
     fmt::print("{}\n", made.error().message);
     return 1;
@@ -315,17 +314,17 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (probe) {
-    for (const int rows : {8, 32, 64}) {
-      model.begin(1, 8, true);
-      const MatrixView<float> x = stream.matrix(rows, geometry.hidden), gate = stream.matrix(rows, geometry.inner),
-                              up = stream.matrix(rows, geometry.inner);
-      fill_floats(stream, x.data, std::size_t(rows) * geometry.hidden, 1, 3);
-      const ops::LinearTarget in[] = {{model.layers()[0].gate, gate}, {model.layers()[0].up, up}};
-      ops::linear(stream, x, in);
+    // Two steps of one, four and eight lanes at 1K (the second folds kept rows in), then attention at 32K.
+    for (const int lanes : {1, 4, 8}) {
+      model.place(lanes, 1024);
+      for (int i = 0; i < 2; ++i) {
+        model.begin(lanes, 8, true);
+        model.step(lanes, 8);
+        model.set_kept(lanes, 5);
+      }
     }
-    model.place(1, 1024);
+    model.place(1, 32760);
     model.begin(1, 8, true);
-    model.gdn_layer(0, 1, 8);
     model.attention_layer(0, 1, 8);
     if (const Status status = stream.synchronise(); !status) fmt::print("FAILED: {}\n", status.error().message);
     return 0;

@@ -39,6 +39,12 @@ __global__ void fill_floats_kernel(float* values, std::size_t count, float scale
     values[i] = scale * (static_cast<float>(mix(i + (static_cast<std::uint64_t>(seed) << 40))) / 2147483648.0f - 1.0f);
   }
 }
+__global__ void fill_pages_kernel(std::uint32_t* words, std::size_t count, unsigned seed) {
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+    words[i] = 0x3c000000u | (mix(i + (static_cast<std::uint64_t>(seed) << 40)) & 0x007fffffu);
+  }
+}
 __global__ void __launch_bounds__(512) read_kernel(const uint4* data, std::size_t count, unsigned* sink) {
   unsigned x = 0;
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
@@ -58,6 +64,9 @@ void fill_tiles(cuda::Stream& stream, void* tiles, std::size_t count, unsigned s
 }
 void fill_floats(cuda::Stream& stream, float* values, std::size_t count, float scale, unsigned seed) {
   fill_floats_kernel<<<1056, 256, 0, stream.native()>>>(values, count, scale, seed);
+}
+void fill_pages(cuda::Stream& stream, void* pages, std::size_t bytes, unsigned seed) {
+  fill_pages_kernel<<<1056, 256, 0, stream.native()>>>(static_cast<std::uint32_t*>(pages), bytes / 4, seed);
 }
 void read_everything(cuda::Stream& stream, const void* data, std::size_t bytes, unsigned* sink, int blocks) {
   read_kernel<<<blocks, 512, 0, stream.native()>>>(static_cast<const uint4*>(data), bytes / 16, sink);

@@ -4,6 +4,16 @@
 
 namespace splash::bench {
 
+// Everything the host sets up goes through the stream that the kernels run on and is waited for: a plain cudaMemcpy is not
+// ordered with it, so that a table's zero fill, queued behind gigabytes of weights, could come after its contents.
+void SyntheticModel::copy(void* to, const void* from, std::size_t bytes) {
+  stream_.note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.native()), "copy");
+  stream_.note(cudaStreamSynchronize(stream_.native()), "copy");
+}
+void SyntheticModel::fill(void* to, int value, std::size_t bytes) {
+  stream_.note(cudaMemsetAsync(to, value, bytes, stream_.native()), "fill");
+}
+
 template <class T>
 T* SyntheticModel::memory(std::size_t count) {
   auto buffer = cuda::DeviceBuffer::allocate(count * sizeof(T) + 256);
@@ -12,7 +22,7 @@ T* SyntheticModel::memory(std::size_t count) {
     return nullptr;
   }
   buffers_.push_back(std::move(*buffer));
-  stream_.note(cudaMemsetAsync(buffers_.back().data(), 0, count * sizeof(T) + 256, stream_.native()), "zero");
+  fill(buffers_.back().data(), 0, count * sizeof(T) + 256);
   return buffers_.back().as<T>();
 }
 
@@ -65,7 +75,7 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
                             m.memory<float>(link::max_block * gdn.tape_row_floats()), m.kept_ + lane});
       }
       auto* table = m.memory<ops::GdnLane>(lanes);
-      if (table) cudaMemcpy(table, of_layer.data(), of_layer.size() * sizeof(ops::GdnLane), cudaMemcpyHostToDevice);
+      if (table) m.copy(table, of_layer.data(), of_layer.size() * sizeof(ops::GdnLane));
       m.gdn_lanes_.push_back(std::move(of_layer));
       m.gdn_lane_tables_.push_back(table);
     } else {
@@ -100,7 +110,7 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
     m.draft_layers_.push_back(d);
     std::vector<ops::DraftRing> rings;
     const std::size_t ring = static_cast<std::size_t>(g.window) * g.draft_kv_heads * g.draft_dim;
-    for (int lane = 0; lane < lanes; ++lane) rings.push_back({m.floats(ring, 1), m.floats(ring, 1), g.window});
+    for (int lane = 0; lane < lanes; ++lane) rings.push_back({m.memory<float>(ring), m.memory<float>(ring), g.window});
     m.rings_.push_back(std::move(rings));
   }
   const std::size_t codebook = static_cast<std::size_t>(g.vocabulary) * g.rank;
@@ -116,7 +126,7 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
       pages[static_cast<std::size_t>(lane) * m.pages_per_lane_ + i] = i * lanes + lane;  // lanes interleave
   }
   auto* page_table = m.memory<ops::PageId>(pages.size());
-  if (page_table) cudaMemcpy(page_table, pages.data(), pages.size() * sizeof(ops::PageId), cudaMemcpyHostToDevice);
+  if (page_table) m.copy(page_table, pages.data(), pages.size() * sizeof(ops::PageId));
   m.pages_ = page_table;
   m.entries_ = m.memory<ops::SegmentEntry>(lanes);
   m.draft_tokens_ = m.memory<Token>(lanes * g.block), m.verify_tokens_ = m.memory<Token>(max_rows);
@@ -131,20 +141,32 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::make(cuda::Stream& strea
 
 void SyntheticModel::place(int lanes, int position) {
   position_ = position;
-  cudaMemset(kept_, 0, max_lanes_ * sizeof(int));
+  fill(kept_, 0, max_lanes_ * sizeof(int));
   for (const auto& of_layer : gdn_lanes_) {
     for (const ops::GdnLane& lane : of_layer) {
-      cudaMemset(lane.state, 0, gdn_geometry().state_floats() * 4);
-      cudaMemset(lane.conv, 0, gdn_geometry().conv_floats() * 4);
+      fill(lane.state, 0, gdn_geometry().state_floats() * 4);
+      fill(lane.conv, 0, gdn_geometry().conv_floats() * 4);
     }
   }
-  // Small codes and scales everywhere: noise that stays finite.
-  cudaMemset(pool_.base, 0x3c, static_cast<std::size_t>(pool_.geometry.page_bytes()) * pages_per_lane_ * max_lanes_);
+  unsigned seed = 11;
+  for (const auto& of_layer : rings_) {
+    for (const ops::DraftRing& ring : of_layer) {
+      const std::size_t count = static_cast<std::size_t>(ring.capacity) * g_.draft_kv_heads * g_.draft_dim;
+      fill_floats(stream_, ring.keys, count, 1, seed++);
+      fill_floats(stream_, ring.values, count, 1, seed++);
+    }
+  }
+  fill_pages(stream_, pool_.base, static_cast<std::size_t>(pool_bytes()), 7);
   std::vector<Token> tokens;
   for (int i = 0; i < lanes * g_.block; ++i)
     tokens.push_back(i % g_.block == 0 ? 1000 + i : std::min(248000, g_.vocabulary - 1));
-  cudaMemcpy(draft_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
-  cudaMemcpy(verify_tokens_, tokens.data(), tokens.size() * sizeof(Token), cudaMemcpyHostToDevice);
+  copy(draft_tokens_, tokens.data(), tokens.size() * sizeof(Token));
+  copy(verify_tokens_, tokens.data(), tokens.size() * sizeof(Token));
+}
+
+void SyntheticModel::set_kept(int lanes, int kept) {
+  const std::vector<int> all(lanes, kept);
+  copy(kept_, all.data(), all.size() * sizeof(int));
 }
 
 void SyntheticModel::begin(int lanes, int rows, bool verify) {
@@ -159,8 +181,8 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
     entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0,
                        pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
   }
-  cudaMemcpy(entries_, entries.data(), entries.size() * sizeof(entries[0]), cudaMemcpyHostToDevice);
-  cudaMemcpy(choices_, choices.data(), choices.size() * sizeof(choices[0]), cudaMemcpyHostToDevice);
+  copy(entries_, entries.data(), entries.size() * sizeof(entries[0]));
+  copy(choices_, choices.data(), choices.size() * sizeof(choices[0]));
   stream_.bind(segments_.data(), entries_);
   stream_.bind(token_names_.data(), draft_tokens_);
   stream_.bind(token_names_.data() + max_rows, verify_tokens_);
@@ -173,8 +195,8 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
     }
     ops::DraftBlockSegment* blocks = block_tables_ + l * max_lanes_;
     ops::DraftContextSegment* contexts = context_tables_ + l * max_lanes_;
-    cudaMemcpy(blocks, block_segments_[l].data(), lanes * sizeof(*blocks), cudaMemcpyHostToDevice);
-    cudaMemcpy(contexts, context_segments_[l].data(), lanes * sizeof(*contexts), cudaMemcpyHostToDevice);
+    copy(blocks, block_segments_[l].data(), lanes * sizeof(*blocks));
+    copy(contexts, context_segments_[l].data(), lanes * sizeof(*contexts));
     stream_.bind(block_segments_[l].data(), blocks);
     stream_.bind(context_segments_[l].data(), contexts);
   }
@@ -326,7 +348,7 @@ void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> f
   }
 }
 
-void SyntheticModel::step(int lanes, int width) {
+SyntheticModel::StepViews SyntheticModel::step(int lanes, int width) {
   const int rows = lanes * width;
   if (width > 1) draft_pass(lanes);
   const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden),
@@ -341,6 +363,7 @@ void SyntheticModel::step(int lanes, int width) {
   acceptance.chosen = chosen_, acceptance.kept = kept_;
   ops::accept(stream_, acceptance);
   if (width > 1) commit_draft(lanes, width, features);
+  return {x, logits, features};
 }
 
 void SyntheticModel::prefill(int rows) {

@@ -53,8 +53,11 @@ class SyntheticModel {
   // Resets the stream and binds the tables of the next recording; not while recording.
   void begin(int lanes, int rows, bool verify);
   // Enqueues a step of `lanes` lanes x `width` rows at the placed position: draft (if width > 1), verify, accept,
-  // commit.
-  void step(int lanes, int width);
+  // commit. What it leaves: the residual, the logits, and (width > 1) the residual after each tap.
+  struct StepViews {
+    MatrixView<float> x, logits, features;
+  };
+  StepViews step(int lanes, int width);
   // Enqueues a pass of `rows` prompt rows of lane 0 (no head).
   void prefill(int rows);
   // Parts, for the table of kernels.
@@ -62,12 +65,19 @@ class SyntheticModel {
   void attention_layer(int layer, int lanes, int rows);
   void draft_attention_layer(int layer, int lanes);
   const int* kept() const { return kept_; }
+  void set_kept(int lanes, int kept);
+  const Token* tokens() const { return verify_tokens_; }              // [lanes][block]
+  const ops::KvPool& pool() const { return pool_; }
+  std::int64_t pool_bytes() const { return pool_.geometry.page_bytes() * pages_per_lane_ * max_lanes_; }
+  const ops::GdnLane& gdn_lane(int layer, int lane) const { return gdn_lanes_[layer][lane]; }
   int context() const { return context_; }
   std::int64_t page_layer_bytes() const { return pool_.geometry.layer_bytes(); }
   std::span<const float> norm() const { return norm_; }
 
  private:
   explicit SyntheticModel(cuda::Stream& stream) : stream_(stream) {}
+  void copy(void* to, const void* from, std::size_t bytes);
+  void fill(void* to, int value, std::size_t bytes);
   pack::Weight weight(int rows, int cols);
   float* floats(std::size_t count, float scale);
   std::span<const float> gain(int count) { return {floats(count, 1), static_cast<std::size_t>(count)}; }

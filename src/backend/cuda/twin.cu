@@ -7,9 +7,10 @@ namespace {
 
 constexpr int threads = 512;
 
-// All loads of a block are under way at once: one round trip to the host. Readers of the last tables are done first.
+// All loads of a block are under way at once: one round trip to the host. Readers of the last tables are done first. The
+// only kernel that lets no dependents start before its end: those behind it read these tables before they wait.
 __global__ void __launch_bounds__(threads) fetch_kernel(const uint4* from, uint4* to, int count) {
-  begin_kernel();
+  wait_for_predecessors();
   const int i = blockIdx.x * threads + threadIdx.x;
   if (i < count) to[i] = load_volatile(from + i);
 }
