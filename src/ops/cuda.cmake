@@ -7,7 +7,7 @@ endif()
 splash_cuda_unit(both attention_unit attention/attention_cuda.cu)
 splash_cuda_unit(both small_unit linear/linear_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu sampling/law_cuda.cu embed/embed_cuda.cu
                  norm/norm_cuda.cu swiglu/swiglu_cuda.cu)
-splash_cuda_unit(portable portable_unit attention/attention_portable_cuda.cu gdn/gdn_portable_cuda.cu linear/q4_portable_cuda.cu)
+splash_cuda_unit(portable portable_unit attention/attention_portable_cuda.cu draft/top_k_portable_cuda.cu gdn/gdn_portable_cuda.cu linear/q4_portable_cuda.cu)
 if(SPLASH_CUDA_PROVE_PORTABLE)
   set(hopper gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu hopper_absent.cu)  # the first two compile for sm_80 too, and are not run
 else()

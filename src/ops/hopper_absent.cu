@@ -16,6 +16,6 @@ int q4_square_parts(const Q4Work&) { absent(); }
 void launch_q4_wide(cuda::Stream&, const Q4Work&) { absent(); }
 void launch_q4_wide_gated(cuda::Stream&, const Q4Work&) { absent(); }
 int q4_wide_parts(const Q4Work&) { absent(); }
-void paged::run_tiles(cuda::Stream&, Arguments, int, int) { absent(); }
+void paged::run_tiles(cuda::Stream&, Arguments, int, int, bool) { absent(); }
 
 }  // namespace splash::ops

@@ -136,6 +136,11 @@ __device__ __forceinline__ void finish_copies() {
   if constexpr (!hopper_code) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Brings `bytes` (a multiple of 16) into the L2.
+__device__ __forceinline__ void bulk_prefetch(const void* from, unsigned bytes) {
+  if constexpr (hopper_code)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Loads and stores that reach the L2 each time, for words that blocks poll.
 __device__ __forceinline__ uint4 load_volatile(const uint4* from) {
   uint4 value;
@@ -177,6 +182,14 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], std::uint32_t a0, std::u
 __device__ __forceinline__ void mma_fp16(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                                          std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// tf32: 16 x 8 times 8 x 8; a0 row g, k t, a1 row g + 8, a2, a3 k t + 4; b0 k t of column g, b1 k t + 4. The low 13 bits
+// of an operand do not count.
+__device__ __forceinline__ void mma_tf32(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                         std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -245,6 +258,28 @@ __device__ __forceinline__ void store_to_peer(T* local, unsigned rank, T value) 
     } else {
       static_assert(sizeof(T) == 8);
       asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(peer), "l"(*reinterpret_cast<const std::uint64_t*>(&value))
+                   : "memory");
+    }
+  } else {
+    *local = value;
+  }
+}
+// The same, counted as its bytes at a barrier of the peer (which has this address here), so that the reader needs no
+// cluster barrier: one with release waits for every store to device memory first. Portable: a block barrier follows.
+template <class T>
+__device__ __forceinline__ void store_to_peer(T* local, const std::uint64_t* barrier, unsigned rank, T value) {
+  if constexpr (hopper_code) {
+    std::uint32_t to, at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(local)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(barrier)), "r"(rank));
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                   "r"(*reinterpret_cast<const std::uint32_t*>(&value)), "r"(at)
+                   : "memory");
+    } else {
+      static_assert(sizeof(T) == 8);
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to),
+                   "l"(*reinterpret_cast<const std::uint64_t*>(&value)), "r"(at)
                    : "memory");
     }
   } else {

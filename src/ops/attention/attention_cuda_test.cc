@@ -186,6 +186,8 @@ void expect_cuts_equal(int group, int rows, const std::vector<std::vector<int>>&
 TEST(AttentionCuda, CutsChangeNoBit) {
   stream().set_wide_passes_apart(false);
   expect_cuts_equal(6, 420, {{420}, {100, 320}, {1, 7, 392, 8, 8, 4}, {411, 1, 1, 1, 1, 1, 1, 1, 1, 1}}, 420);
+  // Many tiles are not split; few are, and a step's have pairs of consumers.
+  expect_cuts_equal(6, 1500, {{1500}, {800, 692, 8}, {1400, 90, 10}, {1492, 1, 1, 1, 1, 1, 1, 1, 1}}, 300);
   stream().set_wide_passes_apart(true);
 }
 TEST(AttentionCuda, CutsOfWidePassesChangeNoBit) {
@@ -193,6 +195,59 @@ TEST(AttentionCuda, CutsOfWidePassesChangeNoBit) {
   expect_cuts_equal(8, 420, {{420}, {77, 343}}, 420);
   // Beyond the first chunk; short passes are split at chunks, long ones are not.
   expect_cuts_equal(6, 4400, {{4400}, {2000, 2300, 100}, {4096, 304}, {4095, 305}, {4200, 70, 65, 65}}, 300);
+}
+
+// A step's lanes at once: the bits of each alone and of the same rows read one by one, run after run, whatever partial
+// sums held before. True geometry, contexts up to the long chunks.
+TEST(AttentionCuda, CompanyChangesNoBit) {
+  AttentionGeometry g;
+  g.query_heads = 24, g.kv_heads = 4;
+  constexpr int lanes = 8, width = 8, d = 256;
+  const int positions[lanes] = {1024, 0, 9000, 127, 2047, 33000, 5, 4090};
+  Numbers numbers(67);
+  Memory memory;
+  const AttentionWeights weights{memory.vector(numbers.normals(d)), memory.vector(numbers.normals(d))};
+  const int rows = lanes * width;
+  const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(rows) * 24 * 2 * d), rows, 24 * 2 * d),
+                          k = memory.matrix(numbers.normals(std::size_t(rows) * 4 * d), rows, 4 * d),
+                          v = memory.matrix(numbers.normals(std::size_t(rows) * 4 * d), rows, 4 * d);
+  KvPool pool;
+  pool.geometry = {KvFormat::int8, 1, 4, d};
+  std::vector<std::vector<PageId>> pages(lanes);
+  int page_count = 0;
+  for (int lane = 0; lane < lanes; ++lane) {
+    for (int i = 0; i <= (positions[lane] + width) / link::page_tokens; ++i) pages[lane].push_back(page_count++);
+  }
+  // Any codes; scales between 2^-7 and 2^-6.
+  std::vector<std::uint32_t> noise(static_cast<std::size_t>(pool.geometry.page_bytes() * page_count) / 4);
+  for (std::size_t i = 0; i < noise.size(); ++i)
+    noise[i] = 0x3c000000u | static_cast<std::uint32_t>((i * 2654435761u) >> 3 & 0x7fffff);
+  pool.base = reinterpret_cast<std::byte*>(memory.copy(noise));
+  auto run = [&](int lane, int first, int count, int poison) {  // lane -1: all
+    stream().reset();
+    Memory::check(cudaMemsetAsync(stream().partials(), poison, stream().partials_bytes(), stream().native()));
+    std::vector<Segment> segments;
+    for (int i = 0; i < lanes; ++i) {
+      if (lane >= 0 && lane != i) continue;
+      segments.push_back({i, i * width + first, count, positions[i] + first, pages[i]});
+    }
+    const MatrixView<float> out = memory.matrix(rows, 24 * d);
+    attention(stream(), g, weights, {q, k, v}, segments, pool, 0, out);
+    return download(out);
+  };
+  const std::vector<float> want = run(-1, 0, width, 0);
+  for (const int poison : {0xff, 0x7f, 0x3f}) expect_same("attention again", run(-1, 0, width, poison), want);
+  const std::size_t row = std::size_t(24) * d;
+  auto part = [&](const std::vector<float>& from, int first, int count) {
+    return std::vector<float>(from.begin() + std::ptrdiff_t(first * row), from.begin() + std::ptrdiff_t((first + count) * row));
+  };
+  for (int lane = 0; lane < lanes; ++lane) {
+    expect_same("attention alone", part(run(lane, 0, width, 0xff), lane * width, width), part(want, lane * width, width));
+    for (int i = 0; i < width; i += 3) {
+      expect_same("attention of one row", part(run(lane, i, 1, 0xff), lane * width + i, 1),
+                  part(want, lane * width + i, 1));
+    }
+  }
 }
 
 }  // namespace

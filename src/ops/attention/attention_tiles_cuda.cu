@@ -1,16 +1,19 @@
-// Attention of many rows (prefill) on the GPU: flash attention on wgmma over int8 pages.
+// Attention on the GPU: flash attention on wgmma over int8 pages, in two sizes.
 //
-// A block has a tile of 128 query rows: floor(128 / group) rows of the pass times the query heads of one kv head, which
-// share every key. Two consumer warp groups hold 64 rows each with their 64 x 256 sums in registers; four producer
-// warps read pages into registers a block of 64 positions ahead, turn codes into fp16 (exactly) and store them as core
-// matrices, so that they are unpacked once for 128 rows. Scores are scaled by the key's scale, weights carry the
-// value's:
+// A block has a tile of query rows: rows of the pass times the query heads of one kv head, which share every key.
+// Consumer warp groups hold 64 query rows each with their 64 x 256 sums in registers; producer warp groups read pages
+// into registers a block of 64 positions ahead, turn codes into fp16 (exactly) and store them as core matrices, so that
+// they are unpacked once for all rows of the tile. Scores are scaled by the key's scale, weights carry the value's:
 //   w = 2^(s + log2(value scale) - maximum) <= 1 in fp16,  denominator = sum w / value scale,
 // one power per score, and no overflow whatever the scales.
 //
-// Work per block of positions: 2 x 1024 cycles of the matrix unit; shared memory moves 128 KB for QK, 64 KB for PV and
-// 64 KB of unpacked codes, about 2,200 cycles: both near their roofs, so a warp group's softmax must hide behind the
-// other's products, and nothing else may touch shared memory much.
+// Wide (prefill): 128 query rows, two consumers, one producer. Per block of positions 2 x 1024 cycles of the matrix
+// unit; shared memory moves 128 KB for QK, 64 KB for PV and 64 KB of unpacked codes, about 2,200 cycles: both near
+// their roofs, so a warp group's softmax must hide behind the other's products, and nothing else may touch shared
+// memory much.
+// Narrow (steps): up to 64 query rows, one consumer, two producers that take turns, because bytes on their way are what
+// a step lacks. Where every lane has one tile, its blocks make their queries themselves, and the block whose chunk a new
+// position falls into stores its key and value: no kernel before this one.
 //
 // Order of sums: blocks of 64 by absolute position inside chunks by absolute position; chunks in order, in the block
 // itself or in a kernel behind it, by the same operations. So a row's bits depend neither on the tile it falls into nor
@@ -23,28 +26,54 @@
 namespace splash::ops::paged {
 namespace {
 
-constexpr int tile_queries = 128;
-constexpr int consumer_threads = 256, producer_threads = 128;
-constexpr int tile_threads = consumer_threads + producer_threads;
 constexpr int stages = 2;
 constexpr int cores_bytes = 4096;  // eight rows of 256 fp16 as 32 core matrices
+constexpr int group_threads = 128;
+constexpr int tile_threads = 3 * group_threads;
 
-// Chunks long enough that merging them costs little, few enough that their sums fit when a short pass is split.
-constexpr int most_chunks = 36;
-__host__ __device__ constexpr int long_chunk_begin(int chunk) {
-  return chunk < 8 ? chunk * 4096 : 32768 + (chunk - 8) * 8192;
-}
-__host__ __device__ constexpr int long_chunks_for(int positions) {
-  return positions <= 32768 ? (positions + 4095) / 4096 : 8 + (positions - 32768 + 8191) / 8192;
-}
-static_assert(long_chunks_for(262144) == most_chunks);
+struct Wide {
+  static constexpr int consumers = 2, producers = 1;  // warp groups
+  static constexpr int consumer_registers = 208, producer_registers = 88;
+  // Chunks long enough that merging them costs little, few enough that their sums fit when a short pass is split.
+  static constexpr int most_chunks = 36;
+  // Query rows of a tile with partial sums: all, also those of nobody (the consumers have no register to leave them out).
+  static __device__ constexpr int part_rows(const Arguments&) { return 128; }
+  __host__ __device__ static constexpr int chunk_begin(int chunk) {
+    return chunk < 8 ? chunk * 4096 : 32768 + (chunk - 8) * 8192;
+  }
+  __host__ __device__ static constexpr int chunks_for(int positions) {
+    return positions <= 32768 ? (positions + 4095) / 4096 : 8 + (positions - 32768 + 8191) / 8192;
+  }
+};
+struct Narrow {
+  static constexpr int consumers = 1, producers = 2;
+  static constexpr int consumer_registers = 216, producer_registers = 144;
+  // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
+  // against the pages.
+  static constexpr int most_chunks = 120;
+  static __device__ int part_rows(const Arguments& args) { return args.part_rows; }
+  __host__ __device__ static constexpr int chunk_begin(int chunk) {
+    if (chunk < 16) return chunk * 128;
+    if (chunk < 40) return 2048 + (chunk - 16) * 256;
+    if (chunk < 64) return 8192 + (chunk - 40) * 1024;
+    return 32768 + (chunk - 64) * 4096;
+  }
+  __host__ __device__ static constexpr int chunks_for(int positions) {
+    if (positions <= 2048) return (positions + 127) / 128;
+    if (positions <= 8192) return 16 + (positions - 2048 + 255) / 256;
+    if (positions <= 32768) return 40 + (positions - 8192 + 1023) / 1024;
+    return 64 + (positions - 32768 + 4095) / 4096;
+  }
+};
+static_assert(Wide::chunks_for(262144) == Wide::most_chunks && Narrow::chunks_for(262144) == Narrow::most_chunks);
 
 struct QueryTile {
   int kv_head, group, first, rows, position;
 };
 
+template <class Kind>
 struct TileShared {
-  std::uint8_t queries[tile_queries / 8][cores_bytes];
+  std::uint8_t queries[Kind::consumers * 8][cores_bytes];
   std::uint8_t keys[stages][block / 8][cores_bytes];
   std::uint8_t values[stages][dim / 8][block * 16];  // eight dims of 64 positions as 8 core matrices
   float key_scales[stages][block];
@@ -53,19 +82,21 @@ struct TileShared {
   SegmentEntry segment;                 // here and not in the consumers' registers, of which not one is free
   QueryTile tile;
   std::uint64_t keys_full[stages], keys_empty[stages], values_full[stages], values_empty[stages];
+  float2 rotations[Kind::consumers == 1 ? 64 : 1][32];  // sines and cosines of a tile's rows that makes its own queries
 };
 
 // The blocks of positions of one thread block: chunks blockIdx.x, + gridDim.x, ... of those below `limit`.
+template <class Kind>
 struct Walk {
   int chunk, position, limit, stride;
   __device__ Walk(int first, int step, int positions)
-      : chunk(first), position(long_chunk_begin(first)), limit(positions), stride(step) {}
+      : chunk(first), position(Kind::chunk_begin(first)), limit(positions), stride(step) {}
   __device__ bool done() const { return position >= limit; }
   __device__ void next() {
     position += block;
-    if (position < min(long_chunk_begin(chunk + 1), limit)) return;
+    if (position < min(Kind::chunk_begin(chunk + 1), limit)) return;
     chunk += stride;
-    position = long_chunk_begin(chunk);
+    position = Kind::chunk_begin(chunk);
   }
 };
 
@@ -83,6 +114,18 @@ __device__ __forceinline__ void unpack_codes(const uint4& codes, std::uint32_t a
   store_shared(address, a[0], a[1], b[0], b[1]);
   codes_to_fp16(codes.z, a), codes_to_fp16(codes.w, b);
   store_shared(address + 128, a[0], a[1], b[0], b[1]);
+}
+
+// A row's rotation for the eight dims of a lane; only lanes 0..7 rotate.
+template <class Kind>
+__device__ __forceinline__ Rotation rotation_at(const TileShared<Kind>& shared, int row, int lane) {
+  Rotation rotation;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 both = shared.rotations[row][lane % 4 * 8 + i];
+    rotation.sine[i] = both.x, rotation.cosine[i] = both.y;
+  }
+  return rotation;
 }
 
 // Producers. Eight lanes that store together have eight rows of one core matrix, and the four groups of a warp read 64
@@ -103,32 +146,34 @@ struct Producer {
         page_of(position + warp / 2 * page) + (warp % 2 * 16 + half * 8 + row) * dim + lane / 8 * 16 + odd * 64;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      to[i] = __ldg(reinterpret_cast<const uint4*>(from + i / 2 * 128 + (i % 2 ? 64 - odd * 128 : 0)));
+      to[i] = *reinterpret_cast<const uint4*>(from + i / 2 * 128 + (i % 2 ? 64 - odd * 128 : 0));
   }
   __device__ void read_values(int position, int half, Group& to) const {
     const std::uint8_t* from = page_of(position + warp / 2 * page) + values_offset +
                                (warp % 2 * 128 + half * 64 + lane / 16 * 8 + lane % 8) * page + lane / 8 % 2 * 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = __ldg(reinterpret_cast<const uint4*>(from + i * 16 * page));
+    for (int i = 0; i < 4; ++i) to[i] = *reinterpret_cast<const uint4*>(from + i * 16 * page);
   }
   // Of a key in the first two warps, of a value in the others.
   __device__ float read_scale(int position) const {
-    return __ldg(reinterpret_cast<const float*>(page_of(position + warp % 2 * page) +
-                                                (warp < 2 ? key_scales_offset : value_scales_offset)) +
-                 lane);
+    return reinterpret_cast<const float*>(page_of(position + warp % 2 * page) +
+                                          (warp < 2 ? key_scales_offset : value_scales_offset))[lane];
   }
-  __device__ void store_keys(TileShared& shared, int stage, int half, const Group& from) const {
+  template <class Shared>
+  __device__ void store_keys(Shared& shared, int stage, int half, const Group& from) const {
     const std::uint32_t to = cuda::shared_address(shared.keys[stage][warp * 2 + half]) + lane / 8 * 256 + lane % 8 * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) unpack_codes(from[i], to + i * 1024);
   }
-  __device__ void store_values(TileShared& shared, int stage, int half, const Group& from) const {
+  template <class Shared>
+  __device__ void store_values(Shared& shared, int stage, int half, const Group& from) const {
     const std::uint32_t to = cuda::shared_address(shared.values[stage][warp % 2 * 16 + half * 8 + lane / 16]) +
                              (warp / 2 * 4 + lane / 8 % 2 * 2) * 128 + lane % 8 * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) unpack_codes(from[i], to + i * 2 * block * 16);
   }
-  __device__ void store_scale(TileShared& shared, int stage, float scale) const {
+  template <class Shared>
+  __device__ void store_scale(Shared& shared, int stage, float scale) const {
     const int position = warp % 2 * page + lane;
     if (warp < 2) {
       shared.key_scales[stage][position] = scale;
@@ -141,20 +186,25 @@ struct Producer {
   }
 };
 
+// Producer `turn` of Kind::producers takes every so manieth block of positions.
+template <class Kind>
 __device__ __forceinline__ void produce(const Arguments& args, const SegmentEntry& segment, const QueryTile& tile,
-                                        Walk walk, TileShared& shared, int thread) {
+                                        Walk<Kind> walk, TileShared<Kind>& shared, int turn, int thread) {
   const Producer producer{args, segment, tile.kv_head, (walk.limit - 1) / page, thread / 32, thread % 32};
   // Three quarters of a block are always on their way: keys 0, keys 1, values 0 | values 1, keys 0, keys 1 | ...
   Producer::Group a, b, c;
+  float scale = 0;
+  for (int i = 0; i < turn; ++i) walk.next();
   if (walk.done()) return;
   producer.read_keys(walk.position, 0, a);
   producer.read_keys(walk.position, 1, b);
   producer.read_values(walk.position, 0, c);
-  float scale = producer.read_scale(walk.position);
-  int stage = 0, parity = 1;  // of the wait for an empty stage: the first round passes
+  scale = producer.read_scale(walk.position);
+  int stage = turn, parity = 1;  // of the wait for an empty stage: the first round passes
   auto one_block = [&](Producer::Group& first, Producer::Group& second, Producer::Group& third) {
     const int position = walk.position;
-    walk.next();
+#pragma unroll
+    for (int i = 0; i < Kind::producers; ++i) walk.next();
     const bool more = !walk.done();
     cuda::barrier_wait(cuda::shared_address(&shared.keys_empty[stage]), parity);
     producer.store_keys(shared, stage, 0, first);
@@ -171,7 +221,11 @@ __device__ __forceinline__ void produce(const Arguments& args, const SegmentEntr
     if (more) producer.read_values(walk.position, 0, first);
     stores_for_wgmma();
     cuda::barrier_arrive(cuda::shared_address(&shared.values_full[stage]));
-    if (++stage == stages) stage = 0, parity ^= 1;
+    if (Kind::producers == stages) {
+      parity ^= 1;  // a producer has its stage for itself
+    } else if (++stage == stages) {
+      stage = 0, parity ^= 1;
+    }
     return more;
   };
   while (one_block(a, b, c) && one_block(b, c, a) && one_block(c, a, b)) {
@@ -187,8 +241,8 @@ struct Gathered {
 
 // One block of positions: scores become weights (A fragments), sums and maxima move on. first: the position of this
 // thread's first column; last_seen: the last position that each of the two rows may see.
-template <bool masked>
-__device__ __forceinline__ void weigh(float (&s)[32], const TileShared& shared, int stage, int t, int position,
+template <bool masked, class Kind>
+__device__ __forceinline__ void weigh(float (&s)[32], const TileShared<Kind>& shared, int stage, int t, int position,
                                       const int (&last_seen)[2], Gathered& rows, float (&factors)[2],
                                       std::uint32_t (&weights)[16]) {
   float top[2] = {-INFINITY, -INFINITY};
@@ -240,8 +294,9 @@ __device__ __forceinline__ float gated_value(float value, float inverse_sum, flo
 }
 
 // The queries of a warp group as core matrices; rows of nobody are zero.
+template <class Kind>
 __device__ __forceinline__ void load_query_tile(const Arguments& args, const SegmentEntry& segment,
-                                                const QueryTile& tile, TileShared& shared, int warp, int lane) {
+                                                const QueryTile& tile, TileShared<Kind>& shared, int warp, int lane) {
   uint4 chunks[16];
   const int row = lane % 8;
 #pragma unroll
@@ -263,15 +318,84 @@ __device__ __forceinline__ void load_query_tile(const Arguments& args, const Seg
   }
 }
 
-// The chunk is done: its sums join those of the chunks before it. In a split block they go to memory for merge_tiles;
+// The same, out of the projections, by all warps of the block: norm and rotation here. A lane has a chunk of each of four
+// rows, and stores them in an order of its own: four rows of a core matrix at a time.
+template <class Kind>
+__device__ __forceinline__ void make_query_tile(const Arguments& args, const SegmentEntry& segment,
+                                                const QueryTile& tile, TileShared<Kind>& shared, int warp, int lane) {
+  constexpr int together = 4;
+  const int count = tile.rows * tile.group;
+#pragma unroll 1
+  for (int first = warp * together; first < count; first += together * tile_threads / 32) {
+    float x[together][8];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int m = min(first + i, count - 1);
+      read_line(cuda::row_of(args.rows.q_gate, segment.first_row + m / tile.group) +
+                    (tile.kv_head * tile.group + m % tile.group) * 2 * dim + lane * 8,
+                x[i]);
+    }
+    uint4 chunks[together];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int m = min(first + i, count - 1);
+      norm_and_rotate(args, args.q_norm, rotation_at(shared, m / tile.group, lane), lane, x[i]);
+      chunks[i] = pack_query(x[i]);
+    }
+#pragma unroll
+    for (int bit = 1; bit < together; bit <<= 1) {
+      uint4 turned[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) turned[i] = lane & bit ? chunks[(i + bit) % together] : chunks[i];
+#pragma unroll
+      for (int i = 0; i < together; ++i) chunks[i] = turned[i];
+    }
+    const std::uint32_t to = cuda::shared_address(shared.queries[first / 8]) + first % 8 * 16 + lane * 128;
+#pragma unroll
+    for (int i = 0; i < together; ++i)
+      store_shared(to + (i + lane) % together * 16, chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w);
+  }
+}
+
+// Keys and values of this pass's rows that fall into chunks of this block go into their pages; a warp per head and row.
+template <class Kind>
+__device__ __forceinline__ void store_rows(const Arguments& args, const SegmentEntry& segment, const QueryTile& tile,
+                                           const TileShared<Kind>& shared, int warp, int lane) {
+  constexpr int all_warps = tile_threads / 32, together = 2;
+  const auto mine = [&](int position) {
+    return (Kind::chunks_for(position + 1) - 1) % static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x);
+  };
+  if (!mine(tile.position) && !mine(tile.position + tile.rows - 1)) return;
+#pragma unroll 1
+  for (int first = warp; first < 2 * tile.rows; first += together * all_warps) {
+    float x[together][8];
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int task = min(first + i * all_warps, 2 * tile.rows - 1);
+      cuda::load_columns(task % 2 ? args.rows.v : args.rows.k, segment.first_row + task / 2,
+                         tile.kv_head * dim + lane * 8, x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const int task = first + i * all_warps, row = task / 2;
+      if (task >= 2 * tile.rows || !mine(tile.position + row)) continue;
+      if (task % 2 == 0) norm_and_rotate(args, args.k_norm, rotation_at(shared, row, lane), lane, x[i]);
+      store_in_page(args, segment, tile.position + row, tile.kv_head, task % 2 != 0, lane, x[i]);
+    }
+  }
+}
+
+// The chunk is done: its sums join those of the chunks before it. In a split block they go to memory for the merge;
 // else they wait in the output matrix for the next chunk (first: nothing waits there yet).
-__device__ __forceinline__ void end_chunk(const Arguments& args, const TileShared& shared, int warp, int lane,
+template <class Kind>
+__device__ __forceinline__ void end_chunk(const Arguments& args, const TileShared<Kind>& shared, int warp, int lane,
                                           int chunk, bool first, float (&out)[128], Gathered& rows) {
   const SegmentEntry& segment = shared.segment;
   const QueryTile tile = shared.tile;
   const bool split = gridDim.x > 1;
   const std::int64_t part =
-      ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * most_chunks + chunk) * tile_queries;
+      ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * Kind::most_chunks + chunk) *
+      Kind::part_rows(args);
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -279,7 +403,9 @@ __device__ __forceinline__ void end_chunk(const Arguments& args, const TileShare
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int m = warp * 16 + h * 8 + g;
-    if (split) {
+    if (Kind::consumers == 1 && split && m / tile.group >= tile.rows) {
+      // a row of nobody
+    } else if (split) {
       if (t == 0) *reinterpret_cast<float2*>(args.stats + (part + m) * 2) = make_float2(rows.maximum[h], total);
       float* to = args.partials + (part + m) * dim + 2 * t;
 #pragma unroll
@@ -319,7 +445,8 @@ __device__ __forceinline__ void end_chunk(const Arguments& args, const TileShare
 
 // All chunks are in: the gate, the output and its panel. The last chunk's sums come from registers (`only`: it is the
 // first, too). Four lanes that hold the columns 2t, 2t + 1 of four lines trade them for a whole line each.
-__device__ __forceinline__ void finish_tile(const Arguments& args, const TileShared& shared, int warp, int lane,
+template <class Kind>
+__device__ __forceinline__ void finish_tile(const Arguments& args, const TileShared<Kind>& shared, int warp, int lane,
                                             bool only, float (&out)[128], Gathered& rows) {
   const SegmentEntry& segment = shared.segment;
   const QueryTile tile = shared.tile;
@@ -380,13 +507,16 @@ __device__ __forceinline__ void finish_tile(const Arguments& args, const TileSha
   }
 }
 
-__device__ __forceinline__ void consume(const Arguments& args, Walk walk, int first_position, TileShared& shared,
-                                        int warp, int lane) {
+template <class Kind, bool own>
+__device__ __forceinline__ void consume(const Arguments& args, Walk<Kind> walk, int first_position,
+                                        TileShared<Kind>& shared, int warp, int lane) {
   const int g = lane / 4, t = lane % 4;
   constexpr std::uint64_t step = 256 / 16;  // of a descriptor: two core matrices, k of one instruction
-  load_query_tile(args, shared.segment, shared.tile, shared, warp, lane);
-  stores_for_wgmma();
-  asm volatile("bar.sync %0, 128;" ::"r"(1 + warp / 4) : "memory");
+  if constexpr (!own) {
+    load_query_tile(args, shared.segment, shared.tile, shared, warp, lane);
+    stores_for_wgmma();
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warp / 4) : "memory");
+  }
   const auto queries = static_cast<std::uint32_t>(
       cuda::matrix_descriptor(cuda::shared_address(shared.queries[warp / 4 * 8]), 128, cores_bytes));
   int last_seen[2];
@@ -419,6 +549,7 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk walk, int fi
   cuda::wgmma_wait<0>();
   for (int i = 0;; ++i) {
     const int stage = i % stages;
+    __syncwarp();
     if (lane == 0) cuda::barrier_arrive(cuda::shared_address(&shared.keys_empty[stage]));
     if (walk.chunk != chunk) {
       end_chunk(args, shared, warp, lane, chunk, done_chunks == 0, out, rows);
@@ -446,6 +577,7 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk walk, int fi
     if (walk.done()) break;
     multiply_keys(i + 1);  // behind this block's values: the matrix unit goes on without a gap
     cuda::wgmma_wait<0>();
+    __syncwarp();
     if (lane == 0) cuda::barrier_arrive(cuda::shared_address(&shared.values_empty[stage]));
   }
   cuda::wgmma_wait<0>();
@@ -456,102 +588,156 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk walk, int fi
   }
 }
 
-// Grid: splits x (tiles * kv heads) x segments, the last rows, which see most, first.
+// Grid: splits x (tiles * kv heads) x segments, the last rows, which see most, first. own: the tile makes its queries
+// and stores its rows' keys and values itself.
+template <class Kind, bool own>
 __global__ void __launch_bounds__(tile_threads, 1) tiles_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<TileShared*>(memory);
+  auto& shared = *reinterpret_cast<TileShared<Kind>*>(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
   QueryTile tile;
   tile.kv_head = blockIdx.y % args.kv_heads;
   tile.group = args.query_heads / args.kv_heads;
-  const int each = tile_queries / tile.group;
-  tile.first = (args.tiles - 1 - static_cast<int>(blockIdx.y) / args.kv_heads) * each;
-  tile.rows = min(each, segment.rows - tile.first);
+  tile.first = (args.tiles - 1 - static_cast<int>(blockIdx.y) / args.kv_heads) * args.tile_rows;
+  tile.rows = min(args.tile_rows, segment.rows - tile.first);
   tile.position = segment.position + tile.first;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
-      cuda::barrier_init(cuda::shared_address(&shared.keys_full[i]), producer_threads);
-      cuda::barrier_init(cuda::shared_address(&shared.values_full[i]), producer_threads);
-      cuda::barrier_init(cuda::shared_address(&shared.keys_empty[i]), consumer_threads / 32);
-      cuda::barrier_init(cuda::shared_address(&shared.values_empty[i]), consumer_threads / 32);
+      cuda::barrier_init(cuda::shared_address(&shared.keys_full[i]), group_threads);
+      cuda::barrier_init(cuda::shared_address(&shared.values_full[i]), group_threads);
+      cuda::barrier_init(cuda::shared_address(&shared.keys_empty[i]), Kind::consumers * 4);
+      cuda::barrier_init(cuda::shared_address(&shared.values_empty[i]), Kind::consumers * 4);
     }
     cuda::barrier_init_done();
     shared.segment = segment, shared.tile = tile;
   }
+  if constexpr (own) {
+    for (int i = threadIdx.x; i < tile.rows * 32; i += tile_threads)
+      shared.rotations[i / 32][i % 32] = sine_and_cosine(args, tile.position + i / 32, i % 32);
+  }
   __syncthreads();
-  cuda::dependents_may_start();
   if (tile.rows <= 0) return;
-  const Walk walk(blockIdx.x, gridDim.x, tile.position + tile.rows);
-  cuda::wait_for_predecessors();
-  if (warp >= consumer_threads / 32) {
-    cuda::give_registers<88>();
-    produce(args, segment, tile, walk, shared, static_cast<int>(threadIdx.x) - consumer_threads);
+  const Walk<Kind> walk(blockIdx.x, gridDim.x, tile.position + tile.rows);
+  if (walk.done()) return;
+  if constexpr (own) {
+    // Pages that hold no row of this pass are complete since earlier steps: the first are fetched into the L2 meanwhile.
+    if (Walk<Kind> ahead = walk; threadIdx.x < 4) {
+      for (int i = 0; i < static_cast<int>(threadIdx.x) / 2; ++i) ahead.next();
+      const int position = ahead.position + threadIdx.x % 2 * page;
+      if (!ahead.done() && position + page <= segment.position)
+        cuda::bulk_prefetch(page_at(args, segment, position / page, tile.kv_head), page_bytes);
+    }
+    cuda::wait_for_predecessors();
+    make_query_tile(args, segment, tile, shared, warp, lane);
+    store_rows(args, segment, tile, shared, warp, lane);
+    stores_for_wgmma();
+    __syncthreads();
   } else {
-    cuda::take_registers<208>();
-    consume(args, walk, tile.position, shared, warp, lane);
+    cuda::wait_for_predecessors();
+  }
+  if (warp >= Kind::consumers * 4) {
+    cuda::give_registers<Kind::producer_registers>();
+    const int thread = static_cast<int>(threadIdx.x) - Kind::consumers * group_threads;
+    produce<Kind>(args, segment, tile, walk, shared, Kind::producers == 1 ? 0 : thread / group_threads,
+                  thread % group_threads);
+  } else {
+    cuda::take_registers<Kind::consumer_registers>();
+    consume<Kind, own>(args, walk, tile.position, shared, warp, lane);
   }
 }
 
-// Chunks of a split block in order, then the gate: a warp per query row, eight dims per lane. Grid: rows of a tile / 4
-// x (tiles * kv heads) x segments.
-__global__ void __launch_bounds__(threads) merge_tiles_kernel(const __grid_constant__ Arguments args) {
-  cuda::begin_kernel();
+// Chunks of a split block in order, then the gate: a warp per query row, eight dims per lane. Grid: query rows of a tile
+// / 4 x (tiles * kv heads) x segments. Everything is requested at once; only the factors wait for each other.
+template <class Kind>
+__global__ void __launch_bounds__(threads) merge_kernel(const __grid_constant__ Arguments args) {
+  cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
   const int lane = threadIdx.x % 32, m = blockIdx.x * warps + threadIdx.x / 32;
-  const int group = args.query_heads / args.kv_heads, each = tile_queries / group;
-  const int kv_head = blockIdx.y % args.kv_heads;
-  const int first = (args.tiles - 1 - static_cast<int>(blockIdx.y) / args.kv_heads) * each;
-  const int rows = min(each, segment.rows - first);
+  const int group = args.query_heads / args.kv_heads, kv_head = blockIdx.y % args.kv_heads;
+  const int first = (args.tiles - 1 - static_cast<int>(blockIdx.y) / args.kv_heads) * args.tile_rows;
+  const int rows = min(args.tile_rows, segment.rows - first);
   if (m / group >= rows) return;
-  const int chunks = long_chunks_for(segment.position + first + rows);
+  const int chunks = Kind::chunks_for(segment.position + first + rows);
   const std::int64_t base =
-      (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * most_chunks * tile_queries + m;
-  float maximum = 0, sum = 0, out[8];
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const std::int64_t part = base + static_cast<std::int64_t>(chunk) * tile_queries;
-    const float2 stats = *reinterpret_cast<const float2*>(args.stats + part * 2);
-    const float4 low = *reinterpret_cast<const float4*>(args.partials + part * dim + lane * 8);
-    const float4 high = *reinterpret_cast<const float4*>(args.partials + part * dim + lane * 8 + 4);
-    const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (chunk == 0) {
-      maximum = stats.x, sum = stats.y;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) out[i] = values[i];
-      continue;
-    }
-    float keep, add;
-    merge_factors(maximum, sum, stats.x, stats.y, keep, add);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = fmaf(out[i], keep, __fmul_rn(values[i], add));
-  }
+      (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * Kind::most_chunks * args.part_rows + m;
   const int row = segment.first_row + first + m / group, head = kv_head * group + m % group;
+  cuda::wait_for_predecessors();
+  constexpr int stat_lines = (Kind::most_chunks + 31) / 32, together = 16;
+  float2 stats[stat_lines];
+#pragma unroll
+  for (int i = 0; i < stat_lines; ++i) {
+    const int chunk = min(i * 32 + lane, chunks - 1);
+    stats[i] = *reinterpret_cast<const float2*>(args.stats + (base + std::int64_t{chunk} * args.part_rows) * 2);
+  }
   float gate[8];
   cuda::load_columns(args.rows.q_gate, row, head * 2 * dim + dim + lane * 8, gate);
+  float maximum = 0, sum = 0, out[8] = {};
+#pragma unroll
+  for (int i = 0; i < stat_lines; ++i) {
+    for (int some = i * 32; some < min(i * 32 + 32, chunks); some += together) {
+      float values[together][8];
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        if (some + j < chunks)
+          read_line(args.partials + (base + std::int64_t{some + j} * args.part_rows) * dim + lane * 8, values[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const float chunk_maximum = __shfl_sync(0xffffffffu, stats[i].x, (some + j) % 32),
+                    chunk_sum = __shfl_sync(0xffffffffu, stats[i].y, (some + j) % 32);
+        if (some + j >= chunks) continue;
+        if (some + j == 0) {
+          maximum = chunk_maximum, sum = chunk_sum;
+#pragma unroll
+          for (int d = 0; d < 8; ++d) out[d] = values[j][d];
+          continue;
+        }
+        float keep, add;
+        merge_factors(maximum, sum, chunk_maximum, chunk_sum, keep, add);
+#pragma unroll
+        for (int d = 0; d < 8; ++d) out[d] = fmaf(out[d], keep, __fmul_rn(values[j][d], add));
+      }
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = gated_value(out[i], 1.0f / sum, gate[i]);
   cuda::store_columns(args.out, row, head * dim + lane * 8, out);
   cuda::store_line(args.panel, row, head * dim + lane * 8, out);
 }
 
-}  // namespace
-
-void run_tiles(cuda::Stream& stream, Arguments args, int segments, int most_rows) {
-  const int group = args.query_heads / args.kv_heads, each = tile_queries / group;
-  args.tiles = (most_rows + each - 1) / each;
+template <class Kind, bool own>
+void run(cuda::Stream& stream, Arguments args, int segments, int most_rows) {
+  const int group = args.query_heads / args.kv_heads;
+  args.tile_rows = Kind::consumers * 64 / group;
+  args.tiles = (most_rows + args.tile_rows - 1) / args.tile_rows;
+  args.part_rows = Kind::consumers == 1 ? std::min(args.tile_rows, most_rows) * group : 128;
   const int pairs = args.tiles * args.kv_heads, units = pairs * segments;
   // Few tiles: each is cut at its chunks, if the sums of that many fit.
-  const std::int64_t stats_floats = std::int64_t{units} * most_chunks * tile_queries * 2;
+  const std::int64_t stats_floats = std::int64_t{units} * Kind::most_chunks * args.part_rows * 2;
   const std::int64_t partial_floats = stats_floats / 2 * dim;
-  int splits = std::clamp(stream.facts().multiprocessors / units, 1, most_chunks);
+  int splits = std::clamp(stream.facts().multiprocessors / units, 1, Kind::most_chunks);
   if ((partial_floats + stats_floats) * 4 > static_cast<std::int64_t>(stream.partials_bytes())) splits = 1;
   args.stats = args.partials + partial_floats;
-  cuda::allow_shared(stream, tiles_kernel, sizeof(TileShared));
-  cuda::launch(stream, "attention tiles", {dim3(splits, pairs, segments), dim3(tile_threads), sizeof(TileShared)},
-               tiles_kernel, args);
+  cuda::allow_shared(stream, tiles_kernel<Kind, own>, sizeof(TileShared<Kind>));
+  cuda::launch(stream, "attention tiles", {dim3(splits, pairs, segments), dim3(tile_threads), sizeof(TileShared<Kind>)},
+               tiles_kernel<Kind, own>, args);
   if (splits == 1) return;
-  cuda::launch(stream, "attention merge", {dim3(tile_queries / warps, pairs, segments), dim3(threads)},
-               merge_tiles_kernel, args);
+  cuda::launch(stream, "attention merge",
+               {dim3((args.part_rows + warps - 1) / warps, pairs, segments), dim3(threads)}, merge_kernel<Kind>, args);
+}
+
+}  // namespace
+
+void run_tiles(cuda::Stream& stream, Arguments args, int segments, int most_rows, bool wide) {
+  if (wide) {
+    run<Wide, false>(stream, args, segments, most_rows);
+  } else if (args.queries) {
+    run<Narrow, false>(stream, args, segments, most_rows);
+  } else {
+    run<Narrow, true>(stream, args, segments, most_rows);
+  }
 }
 
 }  // namespace splash::ops::paged

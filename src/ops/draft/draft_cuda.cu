@@ -41,37 +41,75 @@ struct Rotary {
   double inverse_turns[64];  // frequency / (2 pi); in double, so that late positions keep their angle
 };
 
-// One warp, one head: RMSNorm and full rotation in place in shared memory.
-__device__ __forceinline__ void norm_and_rotate(const Rotary& rotary, const float* from, const float* gain,
-                                                int position, float* to) {
-  const int lane = threadIdx.x % 32, dim = rotary.head_dim, half = dim / 2;
-  float squares = 0;
-  for (int i = lane; i < dim; i += 32) squares = fmaf(from[i], from[i], squares);
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + rotary.rms_eps);
-  for (int i = lane; i < half; i += 32) {
-    const double turns = position * rotary.inverse_turns[i];
-    float s, c;
-    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &s, &c);
-    const float a = from[i] * scale * gain[i], b = from[i + half] * scale * gain[i + half];
-    to[i] = a * c - b * s;
-    to[i + half] = b * c + a * s;
-  }
-}
+// A head's rotation at one position: lane holds the pairs (i, i + dim / 2) for i = lane, lane + 32, ...
+template <int dim>
+struct Turn {
+  static constexpr int pairs = dim / 64;
+  float sine[pairs], cosine[pairs];
 
-// Grid: rows of a segment x kv heads x segments; one warp.
-__global__ void draft_context_kernel(const __grid_constant__ Rotary rotary, const float* k_norm,
-                                     MatrixView<const float> k, MatrixView<const float> v,
-                                     const DraftContextSegment* segments, int kv_heads) {
-  cuda::begin_kernel();
-  const DraftContextSegment segment = segments[blockIdx.z];
-  const int i = blockIdx.x, head = blockIdx.y, dim = rotary.head_dim;
-  if (i >= segment.rows || i + segment.ring.capacity < segment.rows) return;  // a later row takes the same slot
+  __device__ __forceinline__ Turn(const Rotary& rotary, int position) {
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+      const double turns = position * rotary.inverse_turns[threadIdx.x % 32 + 32 * j];
+      sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[j], &cosine[j]);
+    }
+  }
+};
+
+// One head in a warp's registers, its pairs as those of Turn.
+template <int dim>
+struct Head {
+  static constexpr int pairs = dim / 64;
+  float low[pairs], high[pairs];
+
+  __device__ __forceinline__ void load(const float* from) {
+#pragma unroll
+    for (int j = 0; j < pairs; ++j)
+      low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
+  }
+  // RMSNorm and rotation.
+  __device__ __forceinline__ void finish(const Rotary& rotary, const float* gain, const Turn<dim>& turn, float* to) const {
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) squares = fmaf(low[j], low[j], fmaf(high[j], high[j], squares));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    const float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + rotary.rms_eps);
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+      const int i = threadIdx.x % 32 + 32 * j;
+      const float a = low[j] * scale * __ldg(gain + i), b = high[j] * scale * __ldg(gain + i + dim / 2);
+      to[i] = a * turn.cosine[j] - b * turn.sine[j];
+      to[i + dim / 2] = b * turn.cosine[j] + a * turn.sine[j];
+    }
+  }
+};
+
+// Grid: rows of a segment x kv heads x segments; one warp. How many of the rows count is decided by the kernel before
+// (accept); where they lie is not.
+template <int dim>
+__global__ void __launch_bounds__(32)
+    draft_context_kernel(const __grid_constant__ Rotary rotary, const float* k_norm, MatrixView<const float> k,
+                         MatrixView<const float> v, const DraftContextSegment* segments, int kv_heads) {
+  cuda::dependents_may_start();
+  const DraftContextSegment& segment = segments[blockIdx.z];
+  const int i = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
   const int position = segment.position + i, row = segment.first_row + i;
-  const std::int64_t slot = (static_cast<std::int64_t>(position % segment.ring.capacity) * kv_heads + head) * dim;
-  norm_and_rotate(rotary, cuda::row_of(k, row) + head * dim, k_norm, position, segment.ring.keys + slot);
-  for (int d = threadIdx.x; d < dim; d += 32) segment.ring.values[slot + d] = cuda::row_of(v, row)[head * dim + d];
+  const DraftRing ring = segment.ring;
+  const std::int64_t slot = (static_cast<std::int64_t>(position % ring.capacity) * kv_heads + head) * dim;
+  const Turn<dim> turn(rotary, position);
+  cuda::wait_for_predecessors();
+  const int rows = segment.rows;
+  if (i >= rows || i + ring.capacity < rows) return;  // a later row takes the same slot
+  Head<dim> key, value;
+  key.load(cuda::row_of(k, row) + head * dim);
+  value.load(cuda::row_of(v, row) + head * dim);
+  key.finish(rotary, k_norm, turn, ring.keys + slot);
+#pragma unroll
+  for (int j = 0; j < Head<dim>::pairs; ++j) {
+    ring.values[slot + lane + 32 * j] = value.low[j];
+    ring.values[slot + lane + 32 * j + dim / 2] = value.high[j];
+  }
 }
 
 constexpr int chunk_keys = 64;  // positions of a chunk; the block itself is the last chunk
@@ -100,117 +138,126 @@ __device__ __forceinline__ int context_chunks(const DraftArguments& args, const 
   return (segment.position - 1) / chunk_keys - first_position(args, segment) / chunk_keys + 1;
 }
 
-// One head in a warp's registers: lane holds the pairs (i, i + dim / 2) for i = lane, lane + 32, ...
-template <int dim>
-struct Head {
-  static constexpr int pairs = dim / 64;
-  float low[pairs], high[pairs];
-
-  __device__ __forceinline__ void load(const float* from) {
-#pragma unroll
-    for (int j = 0; j < pairs; ++j)
-      low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
-  }
-  // RMSNorm and rotation, as norm_and_rotate.
-  __device__ __forceinline__ void finish(const Rotary& rotary, const float* gain, int position, float* to) const {
-    float squares = 0;
-#pragma unroll
-    for (int j = 0; j < pairs; ++j) squares = fmaf(low[j], low[j], fmaf(high[j], high[j], squares));
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-    const float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + rotary.rms_eps);
-#pragma unroll
-    for (int j = 0; j < pairs; ++j) {
-      const int i = threadIdx.x % 32 + 32 * j;
-      const double turns = position * rotary.inverse_turns[i];
-      float s, c;
-      sincospif(2.0f * static_cast<float>(turns - rint(turns)), &s, &c);
-      const float a = low[j] * scale * __ldg(gain + i), b = high[j] * scale * __ldg(gain + i + dim / 2);
-      to[i] = a * c - b * s;
-      to[i + dim / 2] = b * c + a * s;
-    }
-  }
-};
-
+// Strides in floats put the rows that a fragment reads into different banks: 16-byte reads of q and k rows, words of v
+// and p.
 template <int dim>
 struct DraftShared {
-  float q[query_rows][dim + 4];
-  float k[chunk_keys][dim + 4];  // rows stay 16-byte aligned and start in different banks
-  float v[chunk_keys][dim];
-  float p[query_rows][chunk_keys + 1];
+  union {
+    float q[query_rows][dim + 16];
+    float p[query_rows][chunk_keys + 4];  // once the scores are there
+  };
+  float k[chunk_keys][dim + 16];
+  float v[chunk_keys][dim + 8];
+  float tops[4][query_rows], sums[4][query_rows];
   std::uint64_t full;
 };
 
-// Query row m of a kv head: block row m / group, head m % group. Grid: chunks x kv heads x segments.
+// A float as two tf32 numbers, the second what the first leaves: three products of such pairs are good to 2^-21.
+struct Split {
+  std::uint32_t high, low;
+};
+__device__ __forceinline__ Split split(float x) {
+  const std::uint32_t high = __float_as_uint(x) & 0xffffe000u;
+  return {high, __float_as_uint(x - __uint_as_float(high))};
+}
+// c += a b of 16 x 8 and 8 x 8 (a0 row g, k t; a1 row g + 8; a2, a3 k t + 4; b0 k t, column g; b1 k t + 4).
+__device__ __forceinline__ void multiply(float (&c)[4], const Split (&a)[4], const Split (&b)[2]) {
+  cuda::mma_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b[0].high, b[1].high);
+  cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].low, b[1].low);
+  cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
+}
+
+// Query row m of a kv head: block row m / group, head m % group. Grid: chunks x kv heads x segments. What the rings hold
+// is older than the kernels around this one (draft_cuda.h): it is requested while they run.
 template <int dim>
 __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __grid_constant__ DraftArguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<DraftShared<dim>*>(memory);
-  cuda::begin_kernel();
+  cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
   const int kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, rows = args.block * group;
-  const int chunks = context_chunks(args, segment), chunk = blockIdx.x;
-  if (chunk > chunks) return;
-  const bool own = chunk == chunks;  // the block's own keys
+  // The block's own keys, the last chunk, come first: little work, whose place another block takes.
+  const int chunks = context_chunks(args, segment), chunk = blockIdx.x == 0 ? chunks : static_cast<int>(blockIdx.x) - 1;
+  if (chunk >= chunks && blockIdx.x > 0) return;
+  const bool own = chunk == chunks;
   const int begin = own ? segment.position : (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
   const int end = own ? segment.position + args.block : min(begin + chunk_keys, segment.position);
-  const int warp = threadIdx.x / 32, count = end - begin;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, count = end - begin;
   const std::uint32_t full = cuda::shared_address(&shared.full);
   if (threadIdx.x == 0) {
     cuda::barrier_init(full, cuda::copy_arrivals(attention_threads));
     cuda::barrier_init_done();
   }
   __syncthreads();
-  if (threadIdx.x == 0) cuda::begin_copies(full, count * dim * 4 * (own ? 1 : 2));
+  if (threadIdx.x == 0) cuda::begin_copies(full, own ? 0 : count * dim * 4 * 2);
   // A thread per key requests its rows (a warp, where threads copy themselves); the queries are made meanwhile.
   constexpr int requesters = cuda::hopper_code ? 1 : 32, together = attention_threads / requesters;
-  for (int key = threadIdx.x / requesters; key < count; key += together) {
+  for (int key = threadIdx.x / requesters; key < (own ? 0 : count); key += together) {
     const int requester = threadIdx.x % requesters;
     const std::int64_t slot =
         (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
-    if (!own)
-      cuda::copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full, requester, requesters);
-    cuda::copy(cuda::shared_address(shared.v[key]),
-               own ? cuda::row_of(args.v, segment.first_row + key) + kv_head * dim : segment.ring.values + slot,
-               dim * 4, full, requester, requesters);
+    cuda::copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full, requester, requesters);
+    cuda::copy(cuda::shared_address(shared.v[key]), segment.ring.values + slot, dim * 4, full, requester, requesters);
   }
   cuda::end_copies(full);
+  // What no key fills must be finite: weights of such keys are zero.
+  for (int i = threadIdx.x; i < (chunk_keys - count) * dim / 4; i += attention_threads)
+    *reinterpret_cast<float4*>(&shared.v[count + i / (dim / 4)][i % (dim / 4) * 4]) = make_float4(0, 0, 0, 0);
   constexpr int each = query_rows / (attention_threads / 32);
+  const auto row_of_query = [&](int i) { return min(warp * each + i, rows - 1) / group; };
+  cuda::wait_for_predecessors();
   Head<dim> heads[each];
 #pragma unroll
   for (int i = 0; i < each; ++i) {
     const int m = min(warp * each + i, rows - 1);
     heads[i].load(cuda::row_of(args.q, segment.first_row + m / group) + (kv_head * group + m % group) * dim);
   }
+  if (own) {
+    for (int key = warp; key < count; key += attention_threads / 32) {
+      Head<dim> head;
+      head.load(cuda::row_of(args.k, segment.first_row + key) + kv_head * dim);
+      head.finish(args.rotary, args.k_norm, Turn<dim>(args.rotary, segment.position + key), shared.k[key]);
+      for (int d = lane; d < dim; d += 32)
+        shared.v[key][d] = cuda::row_of(args.v, segment.first_row + key)[kv_head * dim + d];
+    }
+  }
+  Turn<dim> turn(args.rotary, segment.position + row_of_query(0));
 #pragma unroll
   for (int i = 0; i < each; ++i) {
-    const int m = warp * each + i;
-    heads[i].finish(args.rotary, args.q_norm, segment.position + min(m, rows - 1) / group, shared.q[m]);
-  }
-  if (own) {
-    for (int t = warp; t < count; t += attention_threads / 32) {
-      Head<dim> head;
-      head.load(cuda::row_of(args.k, segment.first_row + t) + kv_head * dim);
-      head.finish(args.rotary, args.k_norm, segment.position + t, shared.k[t]);
-    }
+    if (i > 0 && row_of_query(i) != row_of_query(i - 1))
+      turn = Turn<dim>(args.rotary, segment.position + row_of_query(i));
+    heads[i].finish(args.rotary, args.q_norm, turn, shared.q[warp * each + i]);
   }
   cuda::barrier_wait(full, 0);
   __syncthreads();
-  // Scores: thread (r, c) of 8 x 16 takes rows r, r + 8, ... and keys c, c + 16, ...
-  const int r = threadIdx.x / 16, c = threadIdx.x % 16;
-  float scores[4][4] = {};
-  for (int d = 0; d < dim; d += 4) {
-    float4 q[4], k[4];
+  // Scores: a warp has all 32 rows and sixteen keys.
+  float scores[2][2][4] = {};
+  const int first_key = warp * 16;
+#pragma unroll 4
+  for (int d = t * 4; d < (first_key < count ? dim : 0); d += 16) {
+    float4 a[2][2], b[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[i] = *reinterpret_cast<const float4*>(&shared.q[r + 8 * i][d]);
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) k[j] = *reinterpret_cast<const float4*>(&shared.k[c + 16 * j][d]);
+      for (int h = 0; h < 2; ++h) a[i][h] = *reinterpret_cast<const float4*>(&shared.q[i * 16 + h * 8 + g][d]);
+      b[i] = *reinterpret_cast<const float4*>(&shared.k[first_key + i * 8 + g][d]);
+    }
+    // Which of sixteen dims are k t and t + 4 of a product does not matter, if both sides agree.
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      Split q[2][4], k[2][2];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        scores[i][j] =
-            fmaf(q[i].x, k[j].x, fmaf(q[i].y, k[j].y, fmaf(q[i].z, k[j].z, fmaf(q[i].w, k[j].w, scores[i][j]))));
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          q[i][h] = split(half ? a[i][h].z : a[i][h].x), q[i][2 + h] = split(half ? a[i][h].w : a[i][h].y);
+        }
+        k[i][0] = split(half ? b[i].z : b[i].x), k[i][1] = split(half ? b[i].w : b[i].y);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) multiply(scores[i][n], q[i], k[n]);
       }
     }
   }
@@ -218,79 +265,155 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   const std::int64_t part =
       ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + chunk) * query_rows;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int m = r + 8 * i, position = segment.position + m / group;
-    float top = -INFINITY;
+  for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int key = c + 16 * j;
-      // Strict window: query position - key position < window; block keys are always inside.
-      const bool seen = m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
-      scores[i][j] = seen ? scores[i][j] * scale : -INFINITY;
-      top = fmaxf(top, scores[i][j]);
+    for (int h = 0; h < 2; ++h) {
+      const int m = i * 16 + h * 8 + g, position = segment.position + m / group;
+      float top = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int key = first_key + n * 8 + 2 * t + c;
+          // Strict window: query position - key position < window; block keys are always inside.
+          const bool seen =
+              m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
+          float& score = scores[i][n][h * 2 + c];
+          score = seen ? score * scale : -INFINITY;
+          top = fmaxf(top, score);
+        }
+      }
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (t == 0) shared.tops[warp][m] = top;
     }
-#pragma unroll
-    for (int distance = 1; distance < 16; distance <<= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float weight = scores[i][j] == -INFINITY ? 0.0f : expf(scores[i][j] - top);
-      shared.p[m][c + 16 * j] = weight;
-      sum += weight;
-    }
-#pragma unroll
-    for (int distance = 1; distance < 16; distance <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (c == 0) *reinterpret_cast<float2*>(args.stats + (part + m) * 2) = make_float2(top, sum);
   }
   __syncthreads();
-  // Values: thread takes one of dim / 4 column quads and every (128 / (dim / 4))-th row.
-  constexpr int quads = dim / 4, row_step = attention_threads / quads, rows_each = query_rows / row_step;
-  const int d = threadIdx.x % quads * 4, first = threadIdx.x / quads;
-  float4 sums[rows_each] = {};
-  for (int key = 0; key < count; ++key) {
-    const float4 value = *reinterpret_cast<const float4*>(&shared.v[key][d]);
 #pragma unroll
-    for (int i = 0; i < rows_each; ++i) {
-      const float weight = shared.p[first + i * row_step][key];
-      sums[i].x = fmaf(weight, value.x, sums[i].x), sums[i].y = fmaf(weight, value.y, sums[i].y);
-      sums[i].z = fmaf(weight, value.z, sums[i].z), sums[i].w = fmaf(weight, value.w, sums[i].w);
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int m = i * 16 + h * 8 + g;
+      const float top =
+          fmaxf(fmaxf(shared.tops[0][m], shared.tops[1][m]), fmaxf(shared.tops[2][m], shared.tops[3][m]));
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float2 weights;
+        weights.x = scores[i][n][h * 2] == -INFINITY ? 0.0f : expf(scores[i][n][h * 2] - top);
+        weights.y = scores[i][n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[i][n][h * 2 + 1] - top);
+        *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
+        sum += weights.x + weights.y;
+      }
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (t == 0) shared.sums[warp][m] = sum;
+      if (warp == 0 && t == 0) args.stats[(part + m) * 2] = top;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < query_rows) {
+    const int m = threadIdx.x;
+    args.stats[(part + m) * 2 + 1] = shared.sums[0][m] + shared.sums[1][m] + shared.sums[2][m] + shared.sums[3][m];
+  }
+  // Values: a warp has all 32 rows and a quarter of the columns.
+  constexpr int tiles = dim / 32;
+  const int first_column = warp * (dim / 4);
+  float sums[2][tiles][4] = {};
+#pragma unroll 2
+  for (int key = 0; key < count; key += 8) {
+    Split p[2][4], v[tiles][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) p[i][c] = split(shared.p[i * 16 + c % 2 * 8 + g][key + t + c / 2 * 4]);
+    }
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) v[n][c] = split(shared.v[key + t + c * 4][first_column + n * 8 + g]);
+    }
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply(sums[i][n], p[i], v[n]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < rows_each; ++i)
-    *reinterpret_cast<float4*>(args.partials + (part + first + i * row_step) * dim + d) = sums[i];
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) {
+        *reinterpret_cast<float2*>(args.partials + (part + i * 16 + h * 8 + g) * dim + first_column + n * 8 + 2 * t) =
+            make_float2(sums[i][n][h * 2], sums[i][n][h * 2 + 1]);
+      }
+    }
+  }
 }
 
-// Chunks in order. A block of dim / 8 threads per query row. Grid: query rows x kv heads x segments.
+// The chunks' sums, weighed by the largest score of all. A warp per query row: lane l holds the weight of chunk l, l + 32,
+// ...; everything is requested at once. Grid: query rows x kv heads x segments.
 template <int dim>
-__global__ void draft_merge_kernel(const __grid_constant__ DraftArguments args) {
-  cuda::begin_kernel();
+__global__ void __launch_bounds__(32) draft_merge_kernel(const __grid_constant__ DraftArguments args) {
+  cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
-  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, column = threadIdx.x * 8;
+  constexpr int columns = dim / 32, together = 16;
+  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, lane = threadIdx.x;
   const std::int64_t base =
       (static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks * query_rows + m;
   const int chunks = context_chunks(args, segment) + 1;
-  float maximum = -INFINITY, sum = 0, out[8] = {};
-#pragma unroll 4
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const std::int64_t part = base + static_cast<std::int64_t>(chunk) * query_rows;
-    const float2 stats = *reinterpret_cast<const float2*>(args.stats + part * 2);
-    const float4 low = *reinterpret_cast<const float4*>(args.partials + part * dim + column);
-    const float4 high = *reinterpret_cast<const float4*>(args.partials + part * dim + column + 4);
-    const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    const float top = fmaxf(maximum, stats.x);
-    const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top),
-                add = stats.x == -INFINITY ? 0.0f : expf(stats.x - top);
-    sum = fmaf(sum, keep, stats.y * add);
-    maximum = top;
+  cuda::wait_for_predecessors();
+  float out[columns] = {}, maximum = -INFINITY, sum = 0;
+  // 32 chunks at a time; the largest score so far is what weighs.
+  for (int first = 0; first < chunks; first += 32) {
+    const int count = min(32, chunks - first);
+    const float2 stats = *reinterpret_cast<const float2*>(
+        args.stats + (base + static_cast<std::int64_t>(first + min(lane, count - 1)) * query_rows) * 2);
+    float top = stats.x;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = fmaf(out[i], keep, values[i] * add);
+    for (int distance = 16; distance > 0; distance >>= 1)
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+    top = fmaxf(top, maximum);
+    const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top);
+    const float weight = lane >= count || stats.x == -INFINITY ? 0.0f : expf(stats.x - top);
+    float share = weight * stats.y;
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) share += __shfl_xor_sync(0xffffffffu, share, distance);
+    sum = fmaf(sum, keep, share), maximum = top;
+#pragma unroll
+    for (int i = 0; i < columns; ++i) out[i] *= keep;
+    for (int some = 0; some < count; some += together) {
+      float values[together][columns] = {};
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        if (some + j >= count) continue;
+        const float* from =
+            args.partials + (base + static_cast<std::int64_t>(first + some + j) * query_rows) * dim + lane * columns;
+#pragma unroll
+        for (int i = 0; i < columns; i += 2) {
+          const float2 two = *reinterpret_cast<const float2*>(from + i);
+          values[j][i] = two.x, values[j][i + 1] = two.y;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        const float of_chunk = __shfl_sync(0xffffffffu, weight, (some + j) % 32);
+#pragma unroll
+        for (int i = 0; i < columns; ++i) out[i] = fmaf(values[j][i], of_chunk, out[i]);
+      }
+    }
   }
+  // Lines of eight columns: each lane of 8 / columns has a piece of one.
+  const int row = segment.first_row + m / group, head = (kv_head * group + m % group) * dim;
+  constexpr int pieces = 8 / columns;
+  float line[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] /= sum;
-  const int row = segment.first_row + m / group, to = (kv_head * group + m % group) * dim + column;
-  cuda::store_columns(args.out, row, to, out);
-  cuda::store_line(args.panel, row, to, out);
+  for (int i = 0; i < 8; ++i)
+    line[i] = __shfl_sync(0xffffffffu, out[i % columns], lane * pieces % 32 + i / columns) / sum;
+  if (lane >= dim / 8) return;
+  cuda::store_columns(args.out, row, head + lane * 8, line);
+  cuda::store_line(args.panel, row, head + lane * 8, line);
 }
 
 Rotary rotary_of(const DraftAttentionGeometry& geometry) {
@@ -310,7 +433,7 @@ void run_attention(cuda::Stream& stream, const DraftArguments& args, int segment
                {dim3(args.max_chunks, args.kv_heads, segments), dim3(attention_threads), sizeof(DraftShared<dim>)},
                draft_chunk_kernel<dim>, args);
   const int rows = args.block * args.query_heads / args.kv_heads;
-  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(dim / 8)},
+  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(32)},
                draft_merge_kernel<dim>, args);
 }
 
@@ -331,8 +454,8 @@ void draft_context(cuda::Stream& stream, const DraftAttentionGeometry& geometry,
   int most_rows = 0;
   for (const DraftContextSegment& segment : segments) most_rows = std::max(most_rows, segment.rows);
   cuda::launch(stream, "draft_context", {dim3(most_rows, geometry.kv_heads, segments.size()), dim3(32)},
-               draft_context_kernel, rotary_of(geometry), k_norm.data(), k, v,
-               stream.table(segments.data(), segments.size()), geometry.kv_heads);
+               geometry.head_dim == 128 ? draft_context_kernel<128> : draft_context_kernel<64>, rotary_of(geometry),
+               k_norm.data(), k, v, stream.table(segments.data(), segments.size()), geometry.kv_heads);
 }
 
 void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,

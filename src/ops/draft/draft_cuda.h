@@ -10,12 +10,14 @@ void block_conv(cuda::Stream& stream, const BlockConv& conv, MatrixView<const fl
                 MatrixView<const float> y, bool accumulate, MatrixView<float> out);
 void draft_context(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> k_norm,
                    MatrixView<const float> k, MatrixView<const float> v, std::span<const DraftContextSegment> segments);
-// head_dim 64 or 128; at most 32 query rows (block * query heads per kv head) share a kv head's keys.
+// The rings are read while the kernels before this one still run: between whoever wrote them and this lies a copy, a
+// graph's beginning or end, or some kernels that wait for it. Products are of tf32 pairs, good to 2^-21. head_dim 64 or 128;
+// at most 32 query rows (block * query heads per kv head) share a kv head's keys.
 void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,
                      std::span<const float> k_norm, MatrixView<const float> q, MatrixView<const float> k,
                      MatrixView<const float> v, int block, std::span<const DraftBlockSegment> segments,
                      MatrixView<float> out);
-// k <= 32. Two launches: warps keep the k largest of 1024 entries each, then these are merged.
+// k <= 32, limit <= 262,144.
 void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, MatrixView<Token> tokens,
            MatrixView<float> values);
 

@@ -96,5 +96,70 @@ TEST(DraftCuda, TopK) {
   }
 }
 
+// Vocabularies of a true head, and logits that leave a block's bound with thousands of entries above it: all but the
+// lowest of its warps' largest lie far above that one.
+TEST(DraftCuda, TopKOfAWholeHead) {
+  Numbers numbers(59);
+  Memory memory;
+  ref::Stream ref;
+  constexpr int vocabulary = 248320, limit = 248077, rows = 3;
+  for (const int k : {1, 16, 20, 32}) {
+    stream().reset();
+    std::vector<float> logits(std::size_t(rows) * vocabulary);
+    for (int i = 0; i < vocabulary; ++i) {
+      const int warp = i % 1024 / 32;
+      logits[i] = numbers.normal();
+      logits[std::size_t(1) * vocabulary + i] = warp < k - 1 ? 5 + static_cast<float>(i % 7) : -static_cast<float>(warp);
+      logits[std::size_t(2) * vocabulary + i] = i < 40000 ? 1.0f : std::round(numbers.normal());
+    }
+    for (int i = limit; i < vocabulary; ++i) logits[i] = 100;  // padding of the vocabulary never counts
+    std::vector<Token> tokens(rows * k);
+    std::vector<float> values(rows * k);
+    top_k(ref, {logits.data(), rows, vocabulary}, limit, {tokens.data(), rows, k}, {values.data(), rows, k});
+    const MatrixView<Token> got{memory.empty<Token>(rows * k), rows, k};
+    const MatrixView<float> got_values = memory.matrix(rows, k);
+    top_k(stream(), memory.matrix(logits, rows, vocabulary), limit, got, got_values);
+    expect_same("tokens", download(got.data, rows * k), tokens);
+    for (float& value : values) value += 0.0f;
+    expect_same("values", download(got_values), values);
+  }
+}
+
+// Several lanes at once: the bits of each alone, run after run, whatever the partial sums held before.
+TEST(DraftCuda, CompanyChangesNoBit) {
+  Numbers numbers(61);
+  Memory memory;
+  DraftAttentionGeometry g;
+  g.query_heads = 32, g.kv_heads = 8, g.head_dim = 128, g.window = 2048;
+  constexpr int block = 8, lanes = 4;
+  const int width = g.kv_heads * g.head_dim, wide = g.query_heads * g.head_dim;
+  const std::span<const float> q_norm = memory.vector(numbers.normals(128)), k_norm = memory.vector(numbers.normals(128));
+  const MatrixView<float> q = memory.matrix(numbers.normals(std::size_t(lanes) * block * wide), lanes * block, wide),
+                          k = memory.matrix(numbers.normals(std::size_t(lanes) * block * width), lanes * block, width),
+                          v = memory.matrix(numbers.normals(std::size_t(lanes) * block * width), lanes * block, width);
+  std::vector<DraftBlockSegment> segments;
+  const int positions[lanes] = {2048 + 100, 63, 5000, 1025};
+  for (int lane = 0; lane < lanes; ++lane) {
+    const std::size_t ring = std::size_t(g.window) * width;
+    segments.push_back({lane * block, positions[lane],
+                        {memory.copy(numbers.normals(ring)), memory.copy(numbers.normals(ring)), g.window}});
+  }
+  auto run = [&](std::span<const DraftBlockSegment> some, int poison) {
+    stream().reset();
+    Memory::check(cudaMemsetAsync(stream().partials(), poison, stream().partials_bytes(), stream().native()));
+    const MatrixView<float> out = memory.matrix(lanes * block, wide);
+    draft_attention(stream(), g, q_norm, k_norm, q, k, v, block, some, out);
+    return download(out);
+  };
+  const std::vector<float> want = run(segments, 0);
+  for (const int poison : {0xff, 0x7f, 0x3f}) expect_same("draft attention again", run(segments, poison), want);
+  for (int lane = 0; lane < lanes; ++lane) {
+    const std::vector<float> alone = run(std::span(segments).subspan(lane, 1), 0xff);
+    const std::size_t from = std::size_t(lane) * block * wide, to = from + std::size_t(block) * wide;
+    expect_same("draft attention alone", std::vector<float>(alone.begin() + from, alone.begin() + to),
+                std::vector<float>(want.begin() + from, want.begin() + to));
+  }
+}
+
 }  // namespace
 }  // namespace splash::ops

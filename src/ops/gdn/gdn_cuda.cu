@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/gdn/gdn_cuda.cuh"
@@ -24,8 +26,13 @@ struct Staging {
   float k[batch][dim];
   float v[batch][half];
   float o[batch][half];
+  float z[batch][half];
   float alpha[batch], beta[batch], key_query[batch];
   float squares[2][batch][2];  // [parity][row][half of the value head]
+  std::uint64_t squares_here[2];  // [parity]: those of the other half have arrived
+  // The state while rows are prepared: so three blocks of a multiprocessor have registers, and four lanes' clusters are
+  // there at once.
+  float4 state[8][threads];
   // The kept rows of the tape.
   float old_k[batch][dim];
   float old_d[batch][half];
@@ -67,6 +74,22 @@ __device__ __forceinline__ void store_state(const Place& place, const GdnLane& l
   }
 }
 
+__device__ __forceinline__ void park_state(Staging& shared, const State& s) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float(&from)[4] = s[j / 4][j % 4];
+    shared.state[j][threadIdx.x] = make_float4(from[0], from[1], from[2], from[3]);
+  }
+}
+__device__ __forceinline__ void fetch_state(const Staging& shared, State& s) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 four = shared.state[j][threadIdx.x];
+    float(&to)[4] = s[j / 4][j % 4];
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+}
+
 // A thread convolves one or two channels of the block's 320 (q, k, its v columns) and keeps their past in registers.
 struct Channels {
   static constexpr int most = (channels_here + threads - 1) / threads;
@@ -78,6 +101,19 @@ struct Channels {
 };
 
 // Everything below reads in bulk and only then writes: a store between two reads would make them wait for each other.
+
+// The inputs before a batch's first row lie in the pass itself.
+__device__ __forceinline__ void load_channels(const Arguments& args, const Place& place, int first_row,
+                                              Channels& channels) {
+#pragma unroll
+  for (int i = 0; i < Channels::most; ++i) {
+    const int channel = place.channel(min(Channels::local(i), channels_here - 1));
+    channels.taps[i] = __ldg(reinterpret_cast<const float4*>(args.conv_weights + channel * 4));
+#pragma unroll
+    for (int j = 0; j < history; ++j)
+      channels.past[i][j] = cuda::row_of(args.rows.qkv, first_row - history + j)[channel];
+  }
+}
 
 // The last three inputs before the new rows, out of [conv rows, kept tape rows], and the kept rows' operands.
 __device__ __forceinline__ void load_past(const Arguments& args, const Place& place, const GdnLane& lane, int kept,
@@ -95,26 +131,24 @@ __device__ __forceinline__ void load_past(const Arguments& args, const Place& pl
                                           : tape_row(place, lane.tape, row - history).raw[channel];
     }
   }
+  // Every second row's keys, every fourth row's changes: addresses a constant apart.
   constexpr int keys_each = batch * dim / threads, values_each = batch * half / threads;
+  const int stride = tape_stride(place.key_heads, place.value_heads);
+  const int key_row = threadIdx.x / dim, value_row = threadIdx.x / half;
+  const float* keys = tape_row(place, lane.tape, key_row).k + place.key_head * dim + threadIdx.x % dim;
+  const float* changes =
+      tape_row(place, lane.tape, value_row).d + place.value_head * dim + place.side * half + threadIdx.x % half;
   float k[keys_each], d[values_each], alpha = 0;
 #pragma unroll
-  for (int i = 0; i < keys_each; ++i) {
-    const int index = threadIdx.x + i * threads, row = index / dim;
-    k[i] = row < kept ? tape_row(place, lane.tape, row).k[place.key_head * dim + index % dim] : 0.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < values_each; ++i) {
-    const int index = threadIdx.x + i * threads, row = index / half;
-    d[i] = row < kept ? tape_row(place, lane.tape, row).d[place.value_head * dim + place.side * half + index % half]
-                      : 0.0f;
-  }
-  if (static_cast<int>(threadIdx.x) < kept) alpha = tape_row(place, lane.tape, threadIdx.x).alpha[place.value_head];
-#pragma unroll
-  for (int i = 0; i < keys_each; ++i)
-    shared.old_k[(threadIdx.x + i * threads) / dim][(threadIdx.x + i * threads) % dim] = k[i];
+  for (int i = 0; i < keys_each; ++i) k[i] = key_row + i * (threads / dim) < kept ? keys[i * (threads / dim) * stride] : 0;
 #pragma unroll
   for (int i = 0; i < values_each; ++i)
-    shared.old_d[(threadIdx.x + i * threads) / half][(threadIdx.x + i * threads) % half] = d[i];
+    d[i] = value_row + i * (threads / half) < kept ? changes[i * (threads / half) * stride] : 0;
+  if (static_cast<int>(threadIdx.x) < kept) alpha = tape_row(place, lane.tape, threadIdx.x).alpha[place.value_head];
+#pragma unroll
+  for (int i = 0; i < keys_each; ++i) shared.old_k[key_row + i * (threads / dim)][threadIdx.x % dim] = k[i];
+#pragma unroll
+  for (int i = 0; i < values_each; ++i) shared.old_d[value_row + i * (threads / half)][threadIdx.x % half] = d[i];
   if (static_cast<int>(threadIdx.x) < kept) shared.old_alpha[threadIdx.x] = alpha;
 }
 
@@ -128,48 +162,61 @@ __device__ __forceinline__ void store_history(const Place& place, const GdnLane&
   }
 }
 
-// Up to eight rows of raw inputs of this thread's channels.
-constexpr int rows_at_once = 8;
-using RawRows = float[Channels::most][rows_at_once];
-__device__ __forceinline__ void load_raw(const Arguments& args, const Place& place, int first_row, int count,
-                                         RawRows& raw) {
+// The raw inputs of a batch are on their way into q, k and v, four channels a copy, and its gates into z.
+__device__ __forceinline__ void request_rows(const Arguments& args, const Place& place, int first_row, int count,
+                                             Staging& shared) {
+  constexpr int fours = channels_here / 4, most = (batch * fours + threads - 1) / threads;
 #pragma unroll
-  for (int i = 0; i < Channels::most; ++i) {
-    const float* from = args.rows.qkv.data + place.channel(min(Channels::local(i), channels_here - 1));
-#pragma unroll
-    for (int r = 0; r < rows_at_once; ++r) {
-      raw[i][r] = r < count ? from[static_cast<std::int64_t>(first_row + r) * args.rows.qkv.stride] : 0.0f;
-    }
+  for (int i = 0; i < most; ++i) {
+    const int index = static_cast<int>(threadIdx.x) + i * threads, row = index / fours, local = index % fours * 4;
+    if (row >= count) break;
+    const float* to = local < dim       ? &shared.q[row][local]
+                      : local < 2 * dim ? &shared.k[row][local - dim]
+                                        : &shared.v[row][local - 2 * dim];
+    cuda::copy_16(cuda::shared_address(to), cuda::row_of(args.rows.qkv, first_row + row) + place.channel(local));
+  }
+  static_assert(batch * half / 4 <= threads);
+  if (const int row = threadIdx.x / (half / 4), local = threadIdx.x % (half / 4) * 4; row < count) {
+    cuda::copy_16(cuda::shared_address(&shared.z[row][local]),
+                     cuda::row_of(args.rows.z, first_row + row) + place.value_head * dim + place.side * half + local);
   }
 }
 
-// Convolution + SiLU of `count` rows into q, k, v from row `to` on; the tape gets the raw inputs.
-__device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane, int count, int to, int tape_first,
-                                         bool verify, const RawRows& raw, Staging& shared, Channels& channels) {
+// Convolution + SiLU of `count` rows of q, k, v in place; the tape gets the raw inputs.
+__device__ __forceinline__ void convolve(const Place& place, const GdnLane& lane, int count, int tape_first, bool verify,
+                                         Staging& shared, Channels& channels) {
+  const int stride = tape_stride(place.key_heads, place.value_heads);
 #pragma unroll
   for (int i = 0; i < Channels::most; ++i) {
     if (!Channels::has(i)) continue;
     const int local = Channels::local(i);
     const float4 w = channels.taps[i];
     float(&past)[history] = channels.past[i];
-    float* column = local < dim       ? &shared.q[to][local]
-                    : local < 2 * dim ? &shared.k[to][local - dim]
-                                      : &shared.v[to][local - 2 * dim];
-    const int stride = local < 2 * dim ? dim : half;
+    float* column = local < dim       ? &shared.q[0][local]
+                    : local < 2 * dim ? &shared.k[0][local - dim]
+                                      : &shared.v[0][local - 2 * dim];
+    const int column_stride = local < 2 * dim ? dim : half;
+    float* tape = tape_row(place, lane.tape, tape_first).raw + place.channel(local);
     const bool to_tape = verify && place.writes(local);
+    constexpr int together = 4;
+    for (int first = 0; first < count; first += together) {
+      float raw[together];
 #pragma unroll
-    for (int r = 0; r < rows_at_once; ++r) {
-      if (r >= count) continue;
-      column[r * stride] = convolved(w, past, raw[i][r]);
-      past[0] = past[1], past[1] = past[2], past[2] = raw[i][r];
-      if (to_tape) tape_row(place, lane.tape, tape_first + r).raw[place.channel(local)] = raw[i][r];
+      for (int r = 0; r < together; ++r) raw[r] = column[(first + r) * column_stride];  // behind the last: not used
+#pragma unroll
+      for (int r = 0; r < together; ++r) {
+        if (first + r >= count) break;
+        column[(first + r) * column_stride] = convolved(w, past, raw[r]);
+        past[0] = past[1], past[1] = past[2], past[2] = raw[r];
+        if (to_tape) tape[(first + r) * stride] = raw[r];
+      }
     }
   }
 }
 
-// q, k, v and gates of `count` <= 16 rows. raw: the first eight rows' inputs, already on their way.
+// q, k, v and gates of `count` <= 16 rows, whose raw inputs are on their way.
 __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place& place, const GdnLane& lane,
-                                             int first_row, int count, int tape_first, bool verify, RawRows& raw,
+                                             int first_row, int count, int tape_first, bool verify,
                                              Staging& shared, Channels& channels) {
   // The last warp has one channel less to convolve.
   if (const int r = static_cast<int>(threadIdx.x) - (threads - 32); r >= 0 && r < count) {
@@ -179,11 +226,10 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
     shared.alpha[r] = gates.alpha;
     if (verify && place.side == 0) tape_row(place, lane.tape, tape_first + r).alpha[place.value_head] = gates.alpha;
   }
-  convolve(place, lane, min(count, rows_at_once), 0, tape_first, verify, raw, shared, channels);
-  if (count > rows_at_once) {
-    load_raw(args, place, first_row + rows_at_once, count - rows_at_once, raw);
-    convolve(place, lane, count - rows_at_once, rows_at_once, tape_first + rows_at_once, verify, raw, shared, channels);
-  }
+  cuda::commit_copies();
+  cuda::wait_copies<0>();
+  __syncthreads();
+  convolve(place, lane, count, tape_first, verify, shared, channels);
   __syncthreads();
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int row = warp; row < count; row += threads / 32) {
@@ -203,49 +249,30 @@ __device__ __forceinline__ void prepare_rows(const Arguments& args, const Place&
 
 // The rows one after the other, two columns a thread.
 __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, int count, int tape_first, bool verify,
-                                      Staging& shared, State& s) {
+                                      Staging& shared) {
+  State s;
+  fetch_state(shared, s);
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, part = lane_id % 8;
-  const int column = warp * 8 + lane_id / 8 * 2;
+  const int column = warp * 8 + lane_id / 8 * 2, stride = tape_stride(place.key_heads, place.value_heads);
+  float* changes = tape_row(place, lane.tape, tape_first).d + place.value_head * dim + place.side * half + column + part;
   for (int row = 0; row < count; ++row) {
-    Keys k, q;
-    load_vector(shared.k[row], part, k);
-    load_vector(shared.q[row], part, q);
-    float sums[4] = {multiply(s[0], k), multiply(s[1], k), multiply(s[0], q), multiply(s[1], q)};
-#pragma unroll
-    for (int distance = 1; distance < 8; distance <<= 1) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
+    const RowStep step =
+        step_row(s, shared.k[row], shared.q[row], part, shared.alpha[row], shared.beta[row], shared.key_query[row],
+                 *reinterpret_cast<const float2*>(&shared.v[row][column]));
+    if (part < 2) {
+      shared.o[row][column + part] = part ? step.o[1] : step.o[0];
+      if (verify) changes[row * stride] = part ? step.d[1] : step.d[0];
     }
-    const float alpha = shared.alpha[row], beta = shared.beta[row], key_query = shared.key_query[row];
-    float d[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      d[c] = change(alpha, beta, shared.v[row][column + c], sums[c]);
-      if (part == c) {
-        shared.o[row][column + c] = output(alpha, d[c], key_query, sums[2 + c]);
-        if (verify)
-          tape_row(place, lane.tape, tape_first + row).d[place.value_head * dim + place.side * half + column + c] =
-              d[c];
-      }
-    }
-    update(s[0], alpha, k, d[0]);
-    update(s[1], alpha, k, d[1]);
   }
+  if (!verify) park_state(shared, s);
   __syncthreads();
 }
 
-// The gates z of the line of eight columns that this thread finishes.
-static_assert(batch * half / 8 <= threads);
-__device__ __forceinline__ void load_z(const Arguments& args, const Place& place, int first_row, int count,
-                                       float (&z)[8]) {
-  const int row = threadIdx.x / (half / 8), local = threadIdx.x % (half / 8) * 8;
-  if (row < count)
-    cuda::load_columns(args.rows.z, first_row + row, place.value_head * dim + place.side * half + local, z);
-}
-
-// Gated RMSNorm over both halves of the value head: the halves' sums of squares meet through the cluster.
+// Gated RMSNorm over both halves of the value head: the halves' sums of squares meet through the cluster, in stores that
+// count at a barrier of the other block. (A cluster's barrier with release waits for all the tape's stores first.)
 __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& place, unsigned rank, int first_row,
-                                            int count, int parity, const float (&z)[8], Staging& shared) {
+                                            int count, int turn, Staging& shared) {
+  const int parity = turn % 2;
   if (const int row = threadIdx.x / 8; threadIdx.x < batch * 8) {
     float o[8];
 #pragma unroll
@@ -253,30 +280,35 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
     const float squares = half_squares(o);
     if (threadIdx.x % 8 == 0 && row < count) {
       shared.squares[parity][row][place.side] = squares;
-      cuda::store_to_peer(&shared.squares[parity][row][place.side], rank ^ 1, squares);
+      cuda::store_to_peer(&shared.squares[parity][row][place.side], &shared.squares_here[parity], rank ^ 1, squares);
     }
   }
-  cuda::cluster_sync();
+  __syncthreads();
+  cuda::barrier_wait(cuda::shared_address(&shared.squares_here[parity]), turn / 2 % 2);
   const int row = threadIdx.x / (half / 8), local = threadIdx.x % (half / 8) * 8;
   if (row < count) {
     const int column = place.value_head * dim + place.side * half + local;
     const float total = shared.squares[parity][row][0] + shared.squares[parity][row][1];
-    float values[8];
+    float values[8], z[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = shared.o[row][local + i];
+    for (int i = 0; i < 8; ++i) values[i] = shared.o[row][local + i], z[i] = shared.z[row][local + i];
     gate_and_norm(args, total, place.side * half + local, z, values);
     cuda::store_columns(args.out, first_row + row, column, values);
     cuda::store_line(args.panel, first_row + row, column, values);
   }
 }
 
-__global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__ Arguments args) {
+__global__ void __launch_bounds__(threads, 3) gdn_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   Staging& shared = *reinterpret_cast<Staging*>(memory);
   cuda::dependents_may_start();
   const GdnGeometry& g = args.geometry;
   const int group = g.value_heads / g.key_heads;
   const unsigned rank = cuda::cluster_rank();
+  if (threadIdx.x == 0) {
+    for (std::uint64_t& barrier : shared.squares_here) cuda::barrier_init(cuda::shared_address(&barrier), 1);
+    cuda::barrier_init_done();
+  }
   Place place;
   place.key_head = blockIdx.x / (2 * group);
   place.value_head = place.key_head * group + static_cast<int>(rank) / 2;
@@ -286,43 +318,57 @@ __global__ void __launch_bounds__(threads, 2) gdn_kernel(const __grid_constant__
   place.value_heads = g.value_heads;
   place.channels = 2 * g.key_heads * dim + g.value_heads * dim;
   const SegmentEntry segment = args.tables.segments[blockIdx.y];
-  const GdnLane lane = args.tables.lanes[segment.lane];
+  GdnLane lane = args.tables.lanes[segment.lane];
   const bool verify = segment.mode == static_cast<int>(GdnMode::verify);
   const int kept = *lane.kept;
 
   // What earlier steps left is folded in while the linears before this kernel still run (gdn_cuda.h).
-  State s;
   Channels channels;
-  load_state(place, lane, s);
-  load_past(args, place, lane, kept, shared, channels);
-  cuda::cluster_sync();  // nobody writes the tape or the history before all have read them
-  const int part = threadIdx.x % 8, column = threadIdx.x / 32 * 8 + threadIdx.x % 32 / 8 * 2;
-  for (int row = 0; row < kept; ++row) {
-    Keys k;
-    load_vector(shared.old_k[row], part, k);
-    update(s[0], shared.old_alpha[row], k, shared.old_d[row][column]);
-    update(s[1], shared.old_alpha[row], k, shared.old_d[row][column + 1]);
-  }
-  if (verify && kept > 0) {
-    store_state(place, lane, s);
-    store_history(place, lane, channels);
+  {
+    State s;
+    load_state(place, lane, s);
+    load_past(args, place, lane, kept, shared, channels);
+    cuda::cluster_sync();  // nobody writes the tape or the history before all have read them
+    const int part = threadIdx.x % 8, column = threadIdx.x / 32 * 8 + threadIdx.x % 32 / 8 * 2;
+    for (int row = 0; row < kept; ++row) {
+      Keys k;
+      load_vector(shared.old_k[row], part, k);
+      update(s[0], shared.old_alpha[row], k, shared.old_d[row][column]);
+      update(s[1], shared.old_alpha[row], k, shared.old_d[row][column + 1]);
+    }
+    if (verify && kept > 0) {
+      store_state(place, lane, s);
+      store_history(place, lane, channels);
+    }
+    park_state(shared, s);
   }
   cuda::wait_for_predecessors();
-  RawRows raw;
-  load_raw(args, place, segment.first_row, min(rows_at_once, segment.rows), raw);
+#pragma unroll 1
   for (int first = 0; first < segment.rows; first += batch) {
+    // One batch is the rule: what depends on the place is not worth keeping for the next.
+    asm volatile("" : "+r"(place.key_head), "+r"(place.value_head), "+r"(place.side), "+l"(lane.tape));
     const int count = min(batch, segment.rows - first), row = segment.first_row + first;
-    float z[8];
-    load_z(args, place, row, count, z);
-    if (first > 0) load_raw(args, place, row, min(rows_at_once, count), raw);
-    prepare_rows(args, place, lane, row, count, first, verify, raw, shared, channels);
-    recur(place, lane, count, first, verify, shared, s);
-    finish_rows(args, place, rank, row, count, first / batch & 1, z, shared);
+    if (first > 0) __syncthreads();  // everyone is done with the batch before
+    request_rows(args, place, row, count, shared);
+    if (threadIdx.x == 0)
+      cuda::barrier_expect(cuda::shared_address(&shared.squares_here[first / batch % 2]), count * sizeof(float));
+    if (first > 0) load_channels(args, place, row, channels);
+    prepare_rows(args, place, lane, row, count, first, verify, shared, channels);
+    if (!verify && first + count == segment.rows) store_history(place, lane, channels);
+    recur(place, lane, count, first, verify, shared);
+    finish_rows(args, place, rank, row, count, first / batch, shared);
   }
   if (!verify) {
+    State s;
+    fetch_state(shared, s);
     store_state(place, lane, s);
-    store_history(place, lane, channels);
   }
+}
+
+// Shared memory of a block with which `each` blocks fit on a multiprocessor and not one more (of 228 KB, 1 KB of it per
+// block the system's).
+constexpr std::size_t shared_for(unsigned each) {
+  return each > 2 ? 0 : (228 << 10) / (each + 1) - (1 << 10) + 256;
 }
 
 }  // namespace
@@ -343,13 +389,19 @@ void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, 
                  out.rows > 0 ? stream.panel_to_fill(out) : cuda::Panel{},
                  tables};
   if (stream.portable()) return run_portable(stream, args);
+  for (const MatrixView<const float>& copied : {rows.qkv, rows.z}) {
+    SPLASH_CHECK(copied.stride % 4 == 0 && (reinterpret_cast<std::uintptr_t>(copied.data) & 15) == 0);
+  }
   if (tables.longest_commit > batch && prefill_fits(stream, g, out.rows)) return prefill(stream, args);
-  cuda::allow_shared(stream, gdn_kernel, sizeof(Staging));
   const unsigned cluster = static_cast<unsigned>(2 * group);
   in_turns(stream, args, [&](const Arguments& turn) {
-    cuda::launch(stream, "gdn",
-                 {dim3(g.key_heads * cluster, turn.tables.segment_count), dim3(threads), sizeof(Staging), cluster},
-                 gdn_kernel, turn);
+    const dim3 blocks(g.key_heads * cluster, turn.tables.segment_count);
+    // No more blocks a multiprocessor than it takes to have all at once: they start as the linear before them ends, and
+    // the first multiprocessors to be free would get three each (measured: 5 % of a step).
+    const unsigned each = blocks.x * blocks.y / static_cast<unsigned>(stream.facts().multiprocessors) + 1;
+    const std::size_t bytes = std::max<std::size_t>(sizeof(Staging), shared_for(each));
+    cuda::allow_shared(stream, gdn_kernel, bytes);
+    cuda::launch(stream, "gdn", {blocks, dim3(threads), bytes, cluster}, gdn_kernel, turn);
   });
 }
 

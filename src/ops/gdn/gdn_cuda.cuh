@@ -40,6 +40,10 @@ void in_turns(cuda::Stream& stream, const Arguments& args, Launch&& launch) {
   launch(turn);
 }
 
+// Floats from one row of a lane's tape to the next.
+__device__ __forceinline__ int tape_stride(int key_heads, int value_heads) {
+  return (key_heads + value_heads) * dim + value_heads + (2 * key_heads + value_heads) * dim;
+}
 struct TapeRow {
   float* k;
   float* d;
@@ -47,8 +51,7 @@ struct TapeRow {
   float* raw;
 };
 __device__ __forceinline__ TapeRow tape_row(int key_heads, int value_heads, float* tape, int row) {
-  const int channels = (2 * key_heads + value_heads) * dim;
-  float* k = tape + static_cast<std::int64_t>(row) * ((key_heads + value_heads) * dim + value_heads + channels);
+  float* k = tape + row * tape_stride(key_heads, value_heads);  // a tape is far below 2^31 floats
   float* d = k + key_heads * dim;
   float* alpha = d + value_heads * dim;
   return {k, d, alpha, alpha + value_heads};
@@ -136,6 +139,32 @@ __device__ __forceinline__ float change(float alpha, float beta, float v, float 
 }
 __device__ __forceinline__ float output(float alpha, float d, float key_query, float state_query) {
   return fmaf(d, key_query, __fmul_rn(alpha, state_query));
+}
+
+// One row of two columns: S^T k and S^T q meet over the eight parts, d and the output follow, S moves on. Every lane of
+// the eight gets them.
+struct RowStep {
+  float d[2], o[2];
+};
+__device__ __forceinline__ RowStep step_row(Keys (&s)[2], const float* k_row, const float* q_row, int part, float alpha,
+                                            float beta, float key_query, float2 v) {
+  Keys k, q;
+  load_vector(k_row, part, k);
+  load_vector(q_row, part, q);
+  float sums[4] = {multiply(s[0], k), multiply(s[1], k), multiply(s[0], q), multiply(s[1], q)};
+#pragma unroll
+  for (int distance = 1; distance < 8; distance <<= 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
+  }
+  RowStep step;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    step.d[c] = change(alpha, beta, c ? v.y : v.x, sums[c]);
+    update(s[c], alpha, k, step.d[c]);
+    step.o[c] = output(alpha, step.d[c], key_query, sums[2 + c]);
+  }
+  return step;
 }
 
 // Sum of squares over 64 columns, eight of them per lane; every lane of the eight gets it.

@@ -226,24 +226,13 @@ __global__ void __launch_bounds__(recur_threads, 3)
     const Stage& rows = ring[stage];
     auto step = [&](int r) {
       const float4 gates = rows.gates[r];
-      Keys k, q;
-      load_vector(rows.k[r], part, k);
-      load_vector(rows.q[r], part, q);
-      float sums[4] = {multiply(s[0], k), multiply(s[1], k), multiply(s[0], q), multiply(s[1], q)};
-#pragma unroll
-      for (int distance = 1; distance < 8; distance <<= 1) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
-      }
-      const float2 v = *reinterpret_cast<const float2*>(&rows.v[r][in_block]);
-      const float d[2] = {change(gates.x, gates.y, v.x, sums[0]), change(gates.x, gates.y, v.y, sums[1])};
-#pragma unroll
-      for (int c = 0; c < 2; ++c) update(s[c], gates.x, k, d[c]);
+      const RowStep row = step_row(s, rows.k[r], rows.q[r], part, gates.x, gates.y, gates.z,
+                                   *reinterpret_cast<const float2*>(&rows.v[r][in_block]));
       if (verify && part == 0) {
         float* tape = tape_row(g.key_heads, g.value_heads, lane.tape, b * batch + r).d + value_head * dim + column;
-        tape[0] = d[0], tape[1] = d[1];
+        tape[0] = row.d[0], tape[1] = row.d[1];
       }
-      return make_float2(output(gates.x, d[0], gates.z, sums[2]), output(gates.x, d[1], gates.z, sums[3]));
+      return make_float2(row.o[0], row.o[1]);
     };
     // Part p of eight keeps and stores row p of eight.
     const std::int64_t row = segment.first_row + b * batch + part;

@@ -1,34 +1,11 @@
+#include <type_traits>
+
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/norm/norm_cuda.h"
 
 namespace splash::ops {
 namespace {
-
-__global__ void __launch_bounds__(1024)
-    rms_norm_kernel(MatrixView<const float> x, const float* gain, float eps, MatrixView<float> out, cuda::Panel panel) {
-  __shared__ float scratch[32];
-  cuda::begin_kernel();
-  const int row = blockIdx.x;
-  float values[8];
-  float squares = 0;
-  for (int column = threadIdx.x * 8; column < x.cols; column += blockDim.x * 8) {
-    cuda::load_columns(x, row, column, values);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares = fmaf(values[i], values[i], squares);
-  }
-  const float scale = 1.0f / sqrtf(cuda::block_sum(squares, scratch) / static_cast<float>(x.cols) + eps);
-  const bool held = blockDim.x * 8 >= x.cols;  // one line per thread: still in registers
-  for (int column = threadIdx.x * 8; column < x.cols; column += blockDim.x * 8) {
-    if (!held) cuda::load_columns(x, row, column, values);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (column + i < x.cols) values[i] = values[i] * scale * gain[column + i];
-    }
-    cuda::store_columns(out, row, column, values);
-    cuda::store_line(panel, row, column, values);
-  }
-}
 
 // values += the parts of a line, in order.
 __device__ __forceinline__ void add_line(const PartialSums& parts, std::int64_t part_floats, std::int64_t at,
@@ -57,19 +34,23 @@ __global__ void __launch_bounds__(128) add_parts_kernel(PartialSums parts, Matri
   cuda::store_columns(out, row, column, values);
 }
 
+// A block per row. with_parts: x += the parts first, and floats says whether anyone reads the normed row's.
+template <bool with_parts>
 __global__ void __launch_bounds__(1024)
-    add_parts_norm_kernel(PartialSums parts, MatrixView<float> x, const float* gain, float eps, MatrixView<float> out,
-                          bool floats, cuda::Panel panel) {
+    norm_kernel(PartialSums parts, MatrixView<std::conditional_t<with_parts, float, const float>> x, const float* gain,
+                float eps, MatrixView<float> out, bool floats, cuda::Panel panel) {
   __shared__ float scratch[32];
   cuda::begin_kernel();
   const int row = blockIdx.x;
-  const std::int64_t part_floats = static_cast<std::int64_t>(x.rows) * x.cols;
   float values[8];
   float squares = 0;
   for (int column = threadIdx.x * 8; column < x.cols; column += blockDim.x * 8) {
     cuda::load_columns(x, row, column, values);
-    add_line(parts, part_floats, static_cast<std::int64_t>(row) * x.cols + column, values);
-    cuda::store_columns(x, row, column, values);
+    if constexpr (with_parts) {
+      add_line(parts, static_cast<std::int64_t>(x.rows) * x.cols, static_cast<std::int64_t>(row) * x.cols + column,
+               values);
+      cuda::store_columns(x, row, column, values);
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) squares = fmaf(values[i], values[i], squares);
   }
@@ -78,7 +59,9 @@ __global__ void __launch_bounds__(1024)
   for (int column = threadIdx.x * 8; column < x.cols; column += blockDim.x * 8) {
     if (!held) cuda::load_columns(x, row, column, values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = values[i] * scale * gain[column + i];
+    for (int i = 0; i < 8; ++i) {
+      if (column + i < x.cols) values[i] = values[i] * scale * gain[column + i];
+    }
     if (floats) cuda::store_columns(out, row, column, values);
     cuda::store_line(panel, row, column, values);
   }
@@ -101,15 +84,15 @@ void add_parts_norm(cuda::Stream& stream, PartialSums parts, MatrixView<float> r
   const cuda::Panel panel = stream.panel_to_fill(normed);
   const bool floats = !stream.folds_norms() || !panel.data;
   cuda::launch(stream, "add parts, norm", {dim3(residual.rows), dim3(threads_for(residual.cols))},
-               add_parts_norm_kernel, parts, residual, gain.data(), eps, normed, floats, panel);
+               norm_kernel<true>, parts, residual, gain.data(), eps, normed, floats, panel);
 }
 
 void rms_norm(cuda::Stream& stream, MatrixView<const float> x, std::span<const float> gain, float eps,
               MatrixView<float> out) {
   SPLASH_CHECK(static_cast<int>(gain.size()) == x.cols && out.rows == x.rows && out.cols == x.cols);
   const cuda::Panel panel = stream.panel_to_fill(out);
-  cuda::launch(stream, "rms_norm", {dim3(x.rows), dim3(threads_for(x.cols))}, rms_norm_kernel, x, gain.data(), eps, out,
-               panel);
+  cuda::launch(stream, "rms_norm", {dim3(x.rows), dim3(threads_for(x.cols))}, norm_kernel<false>, PartialSums{}, x,
+               gain.data(), eps, out, true, panel);
 }
 
 }  // namespace splash::ops

@@ -66,6 +66,12 @@ __global__ void __launch_bounds__(walk_threads, 1) walk_kernel(const __grid_cons
   const int blocks = static_cast<int>(cuda::cluster_size()), lane_index = blockIdx.x / blocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
             k = walk.candidates.cols, first_row = lane_index * walk.slots;
   auto* pairs = reinterpret_cast<float*>(memory);  // [slot][predecessor][candidate]
+  __shared__ std::uint64_t arrived;                // of the first block: all pairs are there
+  if (threadIdx.x == 0) {
+    cuda::barrier_init(cuda::shared_address(&arrived), 1);
+    cuda::barrier_init_done();
+    cuda::barrier_expect(cuda::shared_address(&arrived), (1 + (walk.slots - 1) * k) * k * sizeof(float));
+  }
   cuda::cluster_sync();  // every block is there before one writes into another
   cuda::begin_kernel();
   Token* tokens = walk.tokens + lane_index * (walk.slots + 1);
@@ -83,22 +89,38 @@ __global__ void __launch_bounds__(walk_threads, 1) walk_kernel(const __grid_cons
       const bool there = r < walk.projections.cols;
       g[i] = there ? projection[r] : 0, b[i] = there ? table_at(walk.weights.successor, candidate, r) : 0;
     }
-#pragma unroll 4
-    for (int a = group; a < predecessors; a += groups) {
-      const Token predecessor = __shfl_sync(0xffffffffu, before, a);
-      float sum = 0;
+    // Two predecessors' rows at a time are on their way; lane i keeps the i-th sum of this warp. No store before all are read.
+    float mine = 0;
+    constexpr int together = 2;
+    for (int first = group, kept = 0; first < predecessors; first += together * groups, kept += together) {
+      float rows[together][rank_lines];
 #pragma unroll
-      for (int i = 0; i < rank_lines; ++i) {
-        const int r = i * 32 + lane;
-        if (r < walk.projections.cols) sum = fmaf(table_at(walk.weights.predecessor, predecessor, r) * g[i], b[i], sum);
+      for (int j = 0; j < together; ++j) {
+        const Token predecessor = __shfl_sync(0xffffffffu, before, min(first + j * groups, predecessors - 1));
+#pragma unroll
+        for (int i = 0; i < rank_lines; ++i) {
+          const int r = i * 32 + lane;
+          rows[j][i] = r < walk.projections.cols ? table_at(walk.weights.predecessor, predecessor, r) : 0;
+        }
       }
 #pragma unroll
-      for (int distance = 16; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      if (lane == 0) cuda::store_to_peer(pairs + (slot * k + a) * k + own, 0, sum);
+      for (int j = 0; j < together; ++j) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < rank_lines; ++i) {
+          if (i * 32 + lane < walk.projections.cols) sum = fmaf(rows[j][i] * g[i], b[i], sum);
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        if (lane == kept + j) mine = sum;
+      }
     }
+    if (const int a = group + lane * groups; a < predecessors)
+      cuda::store_to_peer(pairs + (slot * k + a) * k + own, &arrived, 0, mine);
   }
-  cuda::cluster_sync();
+  if constexpr (!cuda::hopper_code) __syncthreads();
   if (cuda::cluster_rank() != 0 || warp != 0) return;
+  if constexpr (cuda::hopper_code) cuda::barrier_wait(cuda::shared_address(&arrived), 0);
   const LaneChoice& choice = walk.choices[lane_index];
   Token next_id = lane < k ? cuda::row_of(walk.candidates, first_row)[lane] : 0;
   float next_value = lane < k ? cuda::row_of(walk.values, first_row)[lane] : 0.0f;
