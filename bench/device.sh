@@ -159,13 +159,13 @@ for step in $steps; do
       ;;
     draft)  # tokens per second with the draft against without, one lane each, every evaluation prompt A B B A
       [ -x "$bin/splash" ] || continue
-      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --port 18080 > "$out/part" 2>&1 & drafting=$!
-      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --plain --port 18081 > "$out/part2" 2>&1 & plain=$!
+      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --port 18080 > "$out/said" 2>&1 & drafting=$!
+      timeout 120 "$bin/splash" serve "$tiny" --served-model-name splash-tiny --backend cuda --lanes 1 --plain --port 18081 > "$out/said2" 2>&1 & plain=$!
       ready 18080; ready 18081
       try draft.txt "${DRAFT_SECONDS:-100}" 'draft against none' "$(command -v python3)" train/eval/evaluate.py --url http://127.0.0.1:18080/v1 --plain-url http://127.0.0.1:18081/v1 \
         --times-only --timed "${TIMED-8}" --device 'one H200' --json "$out/times.json"
       kill $drafting $plain; wait $drafting $plain 2> /dev/null
-      cat "$out/part" "$out/part2" >> "$out/draft.txt"; rm -f "$out/part" "$out/part2"
+      cat "$out/said" "$out/said2" >> "$out/draft.txt"; rm -f "$out/said" "$out/said2"
       grep -E '^\{|Error' "$out/draft.txt"
       ;;
     bench)

@@ -42,7 +42,7 @@ TEST(CudaFacts, TheFirstDeviceThatCanIsTaken) {
 
 TEST(CudaFacts, KernelsByComputeCapability) {
   EXPECT_EQ(kernels_for(gpu(0, "H100", 9, 0)), Kernels::hopper);
-  for (const auto [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}}) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}}) {
     EXPECT_EQ(kernels_for(gpu(0, "another", major, minor)), Kernels::portable) << major << '.' << minor;
   }
   EXPECT_EQ(kernels_for(gpu(0, "T4", 7, 5)), Kernels::none);
