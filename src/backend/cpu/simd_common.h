@@ -13,6 +13,11 @@ inline void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 inline Vec zero() { return Vec{}; }
 inline Vec abs(Vec v) { return floats_of(bits_of(v) & 0x7fffffff); }
 inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
+inline VecInt lane_ids() {  // 0, 1, ..
+  VecInt ids;
+  for (int lane = 0; lane < width; ++lane) ids[lane] = lane;
+  return ids;
+}
 
 // The first `count` < width floats, the rest zero; and back.
 inline Vec load_part(const float* p, int count) {

@@ -7,8 +7,6 @@ namespace {
 using namespace simd;
 
 inline constexpr int token_parts = attention_page / width;  // vectors that hold one page's tokens, or 32 dims
-// Queries that share one load of a key or value vector: as many as leave their sums in registers.
-inline constexpr int query_tile = width == 16 ? 8 : width == 8 ? 2 : 1;
 
 inline float largest_magnitude(const float* x, int count) {
   Vec largest = zero();
@@ -90,14 +88,12 @@ struct PageWeights {
 };
 inline void soften(const AttentionHeadPage& page, int visible, const PageSums& dots, AttentionQuery& query,
                    PageWeights& weights) {
-  VecInt lane_ids;
-  for (int lane = 0; lane < width; ++lane) lane_ids[lane] = lane;
   const Vec hidden = set(-__builtin_inff());
   Vec scores[token_parts], largest = hidden;
 #pragma GCC unroll 8
   for (int part = 0; part < token_parts; ++part) {
     const Vec score = to_float(dots.part[part]) * (load(page.k_scales + part * width) * query.scale);
-    scores[part] = select(lane_ids + part * width < visible, score, hidden);
+    scores[part] = select(lane_ids() + part * width < visible, score, hidden);
     largest = max(largest, scores[part]);
   }
   const float page_largest = reduce_max(largest);
@@ -109,7 +105,7 @@ inline void soften(const AttentionHeadPage& page, int visible, const PageSums& d
     const Vec p = exp(scores[part] - top);
     sum = sum + p;
     // Slots beyond the row hold whatever the page held before; their scale must not even be multiplied by zero.
-    weighted[part] = select(lane_ids + part * width < visible, p * load(page.v_scales + part * width), zero());
+    weighted[part] = select(lane_ids() + part * width < visible, p * load(page.v_scales + part * width), zero());
     heaviest = max(heaviest, weighted[part]);
   }
   query.total = query.total * weights.correction + reduce_add(sum);

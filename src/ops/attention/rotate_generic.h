@@ -1,4 +1,5 @@
-// RMSNorm and rotary embedding of one head, for any instruction set: the target's and the draft's. After a simd header.
+// What the target's and the draft's attention share, for any instruction set: RMSNorm and rotary embedding of one head, and how
+// many queries go together. After a simd header.
 #pragma once
 
 #include "ops/attention/attention_kernels.h"
@@ -6,6 +7,9 @@
 
 namespace splash::ops {
 namespace {
+
+// Queries that share one load of keys or values: as many as leave their sums (32 keys' or dims') in registers.
+inline constexpr int query_tile = simd::width == 16 ? 8 : simd::width == 8 ? 2 : 1;
 
 void rotate_head(const RotateHead& head, const float* x, float* out) {
   using namespace simd;

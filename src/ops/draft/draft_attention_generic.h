@@ -7,18 +7,14 @@ namespace {
 using namespace simd;
 
 inline constexpr int chunk_parts = draft_chunk / width;  // vectors that hold one score per key, or 32 dims
-// Queries that share one load of keys or values: as many as leave their sums in registers.
-inline constexpr int query_tile = width == 16 ? 8 : width == 8 ? 2 : 1;
 
 // Scores of one query to weights; rescales what came before and returns the factor for its sums.
 float soften(const Vec (&dots)[chunk_parts], int count, DraftQuery& query, float* weights) {
-  VecInt lane_ids;
-  for (int lane = 0; lane < width; ++lane) lane_ids[lane] = lane;
   const Vec hidden = set(-__builtin_inff());
   Vec scores[chunk_parts], largest = hidden;
 #pragma GCC unroll 8
   for (int part = 0; part < chunk_parts; ++part) {
-    const VecInt key = lane_ids + part * width;
+    const VecInt key = lane_ids() + part * width;
     scores[part] = select(key < count, select(key < query.first_key, hidden, dots[part]), hidden);
     largest = max(largest, scores[part]);
   }
