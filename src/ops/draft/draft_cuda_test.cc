@@ -71,10 +71,22 @@ TEST(DraftCuda, AttentionFixtureShape) { run_attention(64, 4, 2, 32, 32); }
 TEST(DraftCuda, AttentionWideWindow) { run_attention(128, 8, 2, 100, 130); }
 TEST(DraftCuda, AttentionFull) { run_attention(128, 4, 1, 0, 256); }
 
+void expect_top_k_as_ref(Memory& memory, std::vector<float>& logits, int rows, int vocabulary, int limit, int k) {
+  ref::Stream ref;
+  std::vector<Token> tokens(rows * k);
+  std::vector<float> values(rows * k);
+  top_k(ref, {logits.data(), rows, vocabulary}, limit, {tokens.data(), rows, k}, {values.data(), rows, k});
+  const MatrixView<Token> got{memory.empty<Token>(rows * k), rows, k};
+  const MatrixView<float> got_values = memory.matrix(rows, k);
+  top_k(stream(), memory.matrix(logits, rows, vocabulary), limit, got, got_values);
+  expect_same("tokens", download(got.data, rows * k), tokens);
+  for (float& value : values) value += 0.0f;  // -0 counts as 0
+  expect_same("values", download(got_values), values);
+}
+
 TEST(DraftCuda, TopK) {
   Numbers numbers(53);
   Memory memory;
-  ref::Stream ref;
   for (const auto [vocabulary, limit, k] :
        {std::array{1024, 1000, 16}, std::array{40, 40, 16}, std::array{24832, 24832, 1}, std::array{9000, 8999, 32}}) {
     stream().reset();
@@ -84,15 +96,7 @@ TEST(DraftCuda, TopK) {
     logits[3] = std::numeric_limits<float>::quiet_NaN();
     logits[7] = -std::numeric_limits<float>::infinity();
     for (int i = 0; i < vocabulary; ++i) logits[std::size_t(4) * vocabulary + i] = i % 2 ? 0.0f : -0.0f;
-    std::vector<Token> tokens(rows * k);
-    std::vector<float> values(rows * k);
-    top_k(ref, {logits.data(), rows, vocabulary}, limit, {tokens.data(), rows, k}, {values.data(), rows, k});
-    const MatrixView<Token> got{memory.empty<Token>(rows * k), rows, k};
-    const MatrixView<float> got_values = memory.matrix(rows, k);
-    top_k(stream(), memory.matrix(logits, rows, vocabulary), limit, got, got_values);
-    expect_same("tokens", download(got.data, rows * k), tokens);
-    for (float& value : values) value += 0.0f;  // -0 counts as 0
-    expect_same("values", download(got_values), values);
+    expect_top_k_as_ref(memory, logits, rows, vocabulary, limit, k);
   }
 }
 
@@ -101,7 +105,6 @@ TEST(DraftCuda, TopK) {
 TEST(DraftCuda, TopKOfAWholeHead) {
   Numbers numbers(59);
   Memory memory;
-  ref::Stream ref;
   constexpr int vocabulary = 248320, limit = 248077, rows = 3;
   for (const int k : {1, 16, 20, 32}) {
     stream().reset();
@@ -113,15 +116,7 @@ TEST(DraftCuda, TopKOfAWholeHead) {
       logits[std::size_t(2) * vocabulary + i] = i < 40000 ? 1.0f : std::round(numbers.normal());
     }
     for (int i = limit; i < vocabulary; ++i) logits[i] = 100;  // padding of the vocabulary never counts
-    std::vector<Token> tokens(rows * k);
-    std::vector<float> values(rows * k);
-    top_k(ref, {logits.data(), rows, vocabulary}, limit, {tokens.data(), rows, k}, {values.data(), rows, k});
-    const MatrixView<Token> got{memory.empty<Token>(rows * k), rows, k};
-    const MatrixView<float> got_values = memory.matrix(rows, k);
-    top_k(stream(), memory.matrix(logits, rows, vocabulary), limit, got, got_values);
-    expect_same("tokens", download(got.data, rows * k), tokens);
-    for (float& value : values) value += 0.0f;
-    expect_same("values", download(got_values), values);
+    expect_top_k_as_ref(memory, logits, rows, vocabulary, limit, k);
   }
 }
 

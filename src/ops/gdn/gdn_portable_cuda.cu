@@ -16,25 +16,10 @@ __global__ void __launch_bounds__(state_threads) gdn_fold_kernel(const __grid_co
   if (kept == 0) return;
   const int value_head = blockIdx.x / 2, side = blockIdx.x % 2, group = g.value_heads / g.key_heads;
   const int key_head = value_head / group, part = threadIdx.x % 8;
-  const int column = value_head * dim + side * half + static_cast<int>(threadIdx.x) / 32 * 8 + threadIdx.x % 32 / 8 * 2;
+  const int column = side * half + static_cast<int>(threadIdx.x) / 32 * 8 + threadIdx.x % 32 / 8 * 2;
   Keys s[2];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 four = *state_at(lane, value_head, side, j, threadIdx.x);
-    float(&to)[4] = s[j / 4][j % 4];
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-  }
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) k[i][e] = tape.k[key_head * dim + 32 * i + 4 * part + e];
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[column + c]);
-  }
+  load_columns(lane, value_head, side, threadIdx.x, s);
+  fold_kept(g, lane, kept, value_head, key_head, part, column, s);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float(&from)[4] = s[j / 4][j % 4];

@@ -146,6 +146,30 @@ struct Stage {
 };
 constexpr int recur_bytes = stages * static_cast<int>(sizeof(Stage)) + 2 * stages * 8;
 
+// A thread's part of two neighbouring columns: the state as it lies in memory, and the tape's first `kept` rows folded into it.
+__device__ __forceinline__ void load_columns(const GdnLane& lane, int value_head, int side, int thread, Keys (&s)[2]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 four = *state_at(lane, value_head, side, j, thread);
+    float(&to)[4] = s[j / 4][j % 4];
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+}
+__device__ __forceinline__ void fold_kept(const GdnGeometry& g, const GdnLane& lane, int kept, int value_head, int key_head,
+                                          int part, int column, Keys (&s)[2]) {
+  for (int row = 0; row < kept; ++row) {
+    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
+    Keys k;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) k[i][e] = tape.k[key_head * dim + 32 * i + 4 * part + e];
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
+  }
+}
+
 // Grid: (value heads * column blocks) x segments. Leaves o, not yet normed, in out. Three blocks per multiprocessor: at
 // once all 384 of a 27B lane.
 template <bool portable>
@@ -198,25 +222,10 @@ __global__ void __launch_bounds__(recur_threads, 3)
   const int in_half = column % half, state_thread = in_half / 8 * 32 + in_half % 8 / 2 * 8 + part;
   Keys s[2];
   // The state and the tape are older than this pass (gdn_cuda.h): read while the predecessor still runs.
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 four = *state_at(lane, value_head, column / half, j, state_thread);
-    float(&to)[4] = s[j / 4][j % 4];
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-  }
+  load_columns(lane, value_head, column / half, state_thread, s);
   const int kept = portable ? 0 : *lane.kept;
   const bool verify = portable && segment.mode == static_cast<int>(GdnMode::verify);
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) k[i][e] = tape.k[key_head * dim + 32 * i + 4 * part + e];
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
-  }
+  fold_kept(g, lane, kept, value_head, key_head, part, column, s);
   cuda::wait_for_predecessors();
   float* out = args.out.data + value_head * dim + column;
   const std::int64_t stride = args.out.stride;
