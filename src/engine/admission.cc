@@ -29,10 +29,8 @@ void Engine::admit() {
 }
 
 bool Engine::try_admit(Request& request, int lane, bool use_cache) {
-  // The last prompt token must run, it gives the first token's logits; a resumed request has its next token already.
   const int end = request.prefill_end();
-  const int limit = request.choose_at_end() ? end - 1 : end;
-  const cache::Match match = use_cache ? prefixes_.match(request.tokens, limit) : cache::Match{};
+  const cache::Match match = use_cache ? prefixes_.match(request.tokens, request.last_resume()) : cache::Match{};
   for (const model::PageId page : match.pages) pages_.lane_hold(page);
   if (match.tail >= 0) pages_.lane_hold(match.tail);
   // Opened before the snapshot is restored and room is made: what the device refuses, the cache may have to give.
@@ -43,18 +41,9 @@ bool Engine::try_admit(Request& request, int lane, bool use_cache) {
     return false;
   }
 
-  model_.start_lane(lane, {.sampling = request.submit.sampling,
-                           .stop_tokens = request.submit.stop_tokens,
-                           .constraint = request.submit.constraint,
-                           .use_draft = config_.use_draft});
-  if (match.position > 0) {
-    // Before room is made: the snapshot itself may have to go for it.
-    prefixes_.touch(match.snapshot);
-    model_.restore(lane, match.snapshot);
-    counters_.snapshots_restored.add();
-  }
   request.lane = lane;
-  request.committed = request.resumed_at = match.position;
+  request.phase = Phase::prefilling;
+  enter(request, match);
   request.pages = match.pages;
   SPLASH_CHECK(grow(request, end));
   if (match.tail >= 0) {
@@ -62,15 +51,99 @@ bool Engine::try_admit(Request& request, int lane, bool use_cache) {
     pages_.lane_release(match.tail);
   }
   request.saves = plan_saves(request, match);
-  request.phase = match.position == end ? Phase::decoding : Phase::prefilling;
-  if (!request.started) {
-    request.started = true;
-    request.usage.cached_tokens = match.position;
-    counters_.prompt_tokens.add(request.prompt_tokens);
-    counters_.cached_tokens.add(match.position);
-    request.submit.sink(link::Started{request.prompt_tokens, match.position});
-  }
+  if (use_cache) follow(request);
+  if (!request.follows) announce(request);
   return true;
+}
+
+// The lane, from the beginning or from the match's snapshot. Before room is made for pages: the snapshot itself may have to go
+// for it.
+void Engine::enter(Request& request, const cache::Match& match) {
+  model_.start_lane(request.lane, {.sampling = request.submit.sampling,
+                                   .stop_tokens = request.submit.stop_tokens,
+                                   .constraint = request.submit.constraint,
+                                   .use_draft = config_.use_draft});
+  if (match.position > 0) {
+    prefixes_.touch(match.snapshot);
+    model_.restore(request.lane, match.snapshot);
+    counters_.snapshots_restored.add();
+  }
+  request.committed = request.resumed_at = match.position;
+}
+
+// From here on the request's rows run.
+void Engine::announce(Request& request) {
+  if (request.committed == request.prefill_end()) request.phase = Phase::decoding;
+  if (request.started) return;
+  request.started = true;
+  request.usage.cached_tokens = request.committed;
+  counters_.prompt_tokens.add(request.prompt_tokens);
+  counters_.cached_tokens.add(request.committed);
+  request.submit.sink(link::Started{request.prompt_tokens, request.committed});
+}
+
+// Where two prompts part, in whole blocks, or at a snapshot that the older one takes anyway not far before that: as far as
+// `request` may go on from `leader`. 0 = nowhere that the leader has yet to come to by itself.
+int Engine::meeting_point(const Request& leader, const Request& request) const {
+  const auto theirs = std::span(leader.tokens).first(leader.prefill_end());
+  const auto ours = std::span(request.tokens).first(request.last_resume());
+  const auto shared = static_cast<int>(std::ranges::mismatch(theirs, ours).in1 - theirs.begin());
+  const int behind = leader.follows ? leader.follows->position : leader.committed;
+  int planned = 0;
+  for (const Save& save : leader.saves) {
+    if (save.position > behind && save.position <= shared) planned = save.position;
+  }
+  const int parting = shared / link::page_tokens * link::page_tokens;
+  return parting > behind && parting - planned >= config_.junction_tokens ? parting : planned;
+}
+
+// Requests with one long prefix that come together (an agent and its helpers, one prompt asked for several answers) would each
+// run it. The younger waits for the older to pass the end of what they share, and goes on from the snapshot there.
+void Engine::follow(Request& request) {
+  if (prefixes_.snapshots_total() < 2) return;  // the leader's next one would push it out
+  Request* leader = nullptr;
+  int position = request.committed + config_.junction_tokens - 1;  // what is not worth waiting for
+  for (const auto& other : lanes_) {
+    if (!other || other->phase != Phase::prefilling || other->arrival >= request.arrival) continue;
+    const int here = meeting_point(*other, request);
+    if (here > position || (here == position && leader != nullptr && other->arrival < leader->arrival)) {
+      leader = other.get();
+      position = here;
+    }
+  }
+  if (leader == nullptr) return;
+  request.follows = Lead{leader->lane, leader->arrival, position};
+  const auto place = std::ranges::lower_bound(leader->saves, position, {}, &Save::position);
+  if (place == leader->saves.end() || place->position != position) {
+    leader->saves.insert(place, {position, cache::Kind::conversation});
+  }
+}
+
+bool Engine::still_follows(const Request& request) const {
+  const auto& leader = lanes_[request.follows->lane];
+  return leader && leader->arrival == request.follows->arrival && leader->phase == Phase::prefilling &&
+         leader->committed < request.follows->position;
+}
+
+// Whose leader has come to where they part, or is gone however that may be: they go on from the best snapshot there is now, on
+// its pages and, behind them, their own.
+void Engine::stop_following() {
+  for (const auto& request : lanes_) {
+    if (!request || !request->follows || still_follows(*request)) continue;
+    request->follows.reset();
+    const cache::Match match = prefixes_.match(request->tokens, request->last_resume());
+    if (match.position > request->committed) {
+      enter(*request, match);
+      for (std::size_t i = 0; i < match.pages.size(); ++i) {
+        pages_.lane_hold(match.pages[i]);
+        pages_.lane_release(request->pages[i]);
+        request->pages[i] = match.pages[i];
+      }
+      if (match.tail >= 0) model_.copy_page(match.tail, request->pages[match.pages.size()]);
+      std::erase_if(request->saves, [&](const Save& save) { return save.position <= match.position; });
+    }
+    announce(*request);
+  }
 }
 
 // Called with the match held by the lane. Beyond the prompt some of the reply must fit too, lest the request be

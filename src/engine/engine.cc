@@ -31,6 +31,7 @@ Engine::Engine(model::Model& model, const cache::MemoryPlan& plan, const Config&
 bool Engine::tick(TimePoint now) {
   receive();
   expire(now);
+  stop_following();
   admit();
   const Choice choice = schedule();
   if (!choice.empty()) {
@@ -44,7 +45,8 @@ bool Engine::tick(TimePoint now) {
     }
   }
   update_gauges();
-  return !choice.empty();
+  // Whoever waits when all others have just been suspended or failed is admitted next.
+  return !choice.empty() || !queue_.empty();
 }
 
 TimePoint Engine::next_wake() const {
@@ -63,7 +65,7 @@ Choice Engine::schedule() {
   std::vector<DecodeView> decode;
   const Request* marking = marked_request();
   for (const auto& request : lanes_) {
-    if (!request) continue;
+    if (!request || request->follows) continue;
     if (request->phase == Phase::prefilling) {
       const int stop = request->prefill_stop(request.get() == marking ? 1 : 0);
       prefill.push_back({request->lane, request->arrival, stop - request->committed,
@@ -73,6 +75,13 @@ Choice Engine::schedule() {
                         &request->acceptance});
     }
   }
+  // Who is followed is as urgent as the shortest that waits for it, lest a short prompt wait behind a long one's rest.
+  for (const auto& request : lanes_) {
+    if (!request || !request->follows) continue;
+    const auto leader = std::ranges::find(prefill, request->follows->lane, &PrefillView::lane);
+    if (leader == prefill.end()) continue;
+    leader->rows_to_end = std::min(leader->rows_to_end, request->prefill_end() - lanes_[leader->lane]->committed);
+  }
   return scheduler_.next(prefill, decode);
 }
 
@@ -81,7 +90,7 @@ Choice Engine::schedule() {
 const Request* Engine::marked_request() const {
   const Request* oldest = nullptr;
   for (const auto& request : lanes_) {
-    if (!request || request->phase != Phase::prefilling || request->saves.empty()) continue;
+    if (!request || request->phase != Phase::prefilling || request->follows || request->saves.empty()) continue;
     if (oldest == nullptr || request->arrival < oldest->arrival) oldest = request.get();
   }
   return oldest;

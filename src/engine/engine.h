@@ -5,6 +5,7 @@
 // prompt are taken at admission, pages of the reply as it grows. When none is left, even after the cache gave up its
 // own, the youngest lane is suspended: it goes back to the head of the queue and later replays its own tokens. The
 // oldest request is never suspended for another and one request always fits the pool alone, so every request ends.
+// A prefilling request may follow an older one that reads the same prefix; it waits for nobody else, so nobody in a circle.
 #pragma once
 
 #include <deque>
@@ -98,6 +99,12 @@ class Engine {
   bool try_admit(Request& request, int lane, bool use_cache);
   bool enough_pages(const Request& request, const cache::Match& match) const;
   std::vector<Save> plan_saves(const Request& request, const cache::Match& match) const;
+  void enter(Request& request, const cache::Match& match);
+  void announce(Request& request);
+  void follow(Request& request);
+  int meeting_point(const Request& leader, const Request& request) const;
+  bool still_follows(const Request& request) const;
+  void stop_following();
   // schedule
   Choice schedule();
   const Request* marked_request() const;

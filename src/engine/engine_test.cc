@@ -245,6 +245,145 @@ TEST(Engine, AThirdConversationResumesWhereTwoParted) {
   EXPECT_EQ(rig.ask(conversation(300), 5).started.front().cached_tokens, 992) << "the last whole block they share";
 }
 
+// Two agents with one system prompt arrive together: it is read once, and both replies are what they are alone.
+TEST(Engine, PromptsThatComeTogetherReadTheirPrefixOnce) {
+  for (const int together : {2, 4}) {
+    Rig rig;
+    std::vector<std::vector<Token>> prompts;
+    std::vector<const Seen*> answers;
+    for (int i = 0; i < together; ++i) {
+      prompts.push_back(counting(3000));
+      append(prompts.back(), counting(60, 100 * i + 7));
+      answers.push_back(&rig.post(rig.request(prompts.back(), 20)));
+    }
+    const Seen& stranger = rig.post(rig.request(counting(40, 333), 3));
+    rig.tick();
+    if (together == 2) {
+      EXPECT_EQ(stranger.started.size(), 1u) << "others go past";
+    }
+    rig.run();
+    for (int i = 0; i < together; ++i) {
+      EXPECT_EQ(answers[i]->tokens, rig.alone(prompts[i], 20));
+      EXPECT_EQ(answers[i]->started.front().cached_tokens, i == 0 ? 0 : 2976) << "the last whole block they share";
+      EXPECT_EQ(answers[i]->finished.front().usage.cached_tokens, answers[i]->started.front().cached_tokens);
+    }
+    EXPECT_EQ(rig.model->prefill_rows(), 3060 + (together - 1) * (3060 - 2976) + 40);
+  }
+}
+
+// The same prompt several times (a client that asks for several answers), with a generation prompt behind its boundary.
+TEST(Engine, OnePromptAskedTwiceAtOnceIsReadOnce) {
+  Rig rig;
+  const std::vector<Token> prompt = counting(1000);
+  std::vector<const Seen*> answers;
+  for (int i = 0; i < 3; ++i) {
+    link::Submit submit = rig.request(prompt, 30);
+    submit.reply_boundary = 997;
+    answers.push_back(&rig.post(std::move(submit)));
+  }
+  rig.run();
+  for (const Seen* answer : answers) EXPECT_EQ(answer->tokens, rig.alone(prompt, 30));
+  EXPECT_EQ(rig.model->prefill_rows(), 1000 + 2 * 3) << "the snapshot before the generation prompt serves all";
+}
+
+// Three with more and more in common, in both orders.
+TEST(Engine, FollowersOfFollowers) {
+  for (const bool rising : {false, true}) {
+    Rig rig;
+    std::vector<std::vector<Token>> prompts;
+    for (const int shared : {0, 1000, 2000}) {
+      prompts.push_back(counting(rising ? shared : 2000 - shared));
+      append(prompts.back(), counting(500, 77));
+    }
+    prompts.push_back(prompts.back());
+    append(prompts.back(), counting(10, 9));
+    std::vector<const Seen*> answers;
+    for (const auto& prompt : prompts) answers.push_back(&rig.post(rig.request(prompt, 20)));
+    rig.run();
+    for (std::size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(answers[i]->tokens, rig.alone(prompts[i], 20)) << i;
+    EXPECT_LT(rig.model->prefill_rows(), rising ? 4200 : 3600);
+  }
+}
+
+// Whatever becomes of the older one, and whenever, the younger goes on, with what the older had done where that was kept.
+TEST(Engine, ALeaderThatGoesLeavesNobodyWaiting) {
+  std::vector<Token> first = counting(3000), second = counting(2500);
+  append(second, counting(30, 321));
+  for (int ticks = 0; ticks < 12; ++ticks) {
+    for (const bool follower_goes : {false, true}) {
+      Rig rig;
+      link::Submit leading = rig.request(first, 20), following = rig.request(second, 20);
+      const link::RequestId gone = follower_goes ? following.id : leading.id;
+      const Seen& leader = rig.post(std::move(leading));
+      const Seen& follower = rig.post(std::move(following));
+      for (int i = 0; i < ticks; ++i) rig.tick();
+      rig.engine->post(link::Cancel{gone});
+      rig.run();
+      const Seen& left = follower_goes ? leader : follower;
+      ASSERT_EQ(left.finished.size(), 1u) << ticks;
+      EXPECT_EQ(left.tokens, rig.alone(follower_goes ? first : second, 20)) << ticks;
+      if (!follower_goes && ticks > 0) {
+        const int kept = left.started.front().cached_tokens;
+        EXPECT_EQ(kept, std::min(512 * ticks, 2496)) << ticks;
+        EXPECT_EQ(rig.model->prefill_rows(), std::min(512 * ticks, 3000) + 2530 - kept) << ticks;
+      }
+      EXPECT_EQ(rig.engine->pages().held_by_lanes(), 0);
+    }
+  }
+}
+
+TEST(Engine, NobodyWaitsForWhatTheOlderHasPassed) {
+  Rig rig;
+  const std::vector<Token> first = counting(8000);
+  rig.post(rig.request(first, 5));
+  for (int i = 0; i < 3; ++i) rig.tick();  // 1536 rows
+  std::vector<Token> past = counting(1000), ahead = counting(5000);
+  append(past, counting(20, 99));
+  append(ahead, counting(20, 99));
+  const Seen& alone = rig.post(rig.request(past, 5));
+  const Seen& follower = rig.post(rig.request(ahead, 5));
+  rig.tick();
+  EXPECT_EQ(alone.started.size(), 1u);
+  EXPECT_TRUE(follower.started.empty());
+  rig.run();
+  EXPECT_EQ(alone.started.front().cached_tokens, 0);
+  EXPECT_EQ(follower.started.front().cached_tokens, 4992);
+  EXPECT_EQ(alone.tokens, rig.alone(past, 5));
+  EXPECT_EQ(follower.tokens, rig.alone(ahead, 5));
+}
+
+// A short prompt that follows a long one is as soon as alone, although others wait too.
+TEST(Engine, AFollowerIsAsUrgentAsAlone) {
+  const auto first_token = [](bool with_leader) {
+    Rig rig;
+    rig.post(rig.request(counting(15'000, 400), 5));
+    if (with_leader) rig.post(rig.request(counting(12'000), 5));
+    rig.post(rig.request(counting(1'500, 250), 5));
+    std::vector<Token> prompt = counting(600);
+    append(prompt, counting(20, 99));
+    const Seen& answer = rig.post(rig.request(prompt, 5));
+    while (answer.tokens.empty()) rig.tick();
+    return rig.model->steps();
+  };
+  EXPECT_LE(first_token(true), first_token(false) + 1);
+}
+
+// The oldest fails alone for want of memory, everyone else has been suspended for it: they are next.
+TEST(Engine, AfterTheLastOneFailedTheSuspendedGoOn) {
+  model::FakeOptions options = Rig::roomy();
+  options.facts.max_context = 640;
+  options.facts.pages = 40;
+  options.device_pages = 16;
+  Rig rig(options);
+  const Seen& large = rig.post(rig.request(counting(400), 200));
+  const Seen& small = rig.post(rig.request(counting(20, 90), 60));
+  rig.run();
+  ASSERT_EQ(large.failed.size(), 1u);
+  EXPECT_GT(rig.engine->counters().suspended, 0u);
+  ASSERT_EQ(small.finished.size(), 1u);
+  EXPECT_EQ(small.tokens, rig.alone(counting(20, 90), 60));
+}
+
 TEST(Engine, LongPromptsLeaveCheckpoints) {
   Rig rig;
   link::Submit submit = rig.request(counting(10'000), 5);

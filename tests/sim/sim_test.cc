@@ -27,9 +27,9 @@ TEST(Simulator, EveryAnswerEqualsTheAnswerAlone) {
     if (HasFailure()) GTEST_FAIL() << "SPLASH_SIM_SEED=" << seed;
   }
   fmt::print(
-      "{} schedules: {} ticks, {} requests, {} finished with {} tokens, {} cancelled, {} timed out, {} failed, {} told that memory is full, "
+      "{} schedules: {} ticks, {} requests ({} twins, {} overtaken), {} finished with {} tokens, {} cancelled, {} timed out, {} failed, {} told that memory is full, "
       "{} refused, {} suspensions, {} evictions, {} restores of {} tokens, {} compared with a run alone\n",
-      count, sum.ticks, sum.requests, sum.finished, sum.tokens, sum.cancelled, sum.timed_out, sum.failed, sum.full, sum.refused,
+      count, sum.ticks, sum.requests, sum.twins, sum.overtaken, sum.finished, sum.tokens, sum.cancelled, sum.timed_out, sum.failed, sum.full, sum.refused,
       sum.suspended, sum.evicted, sum.restored, sum.cached_tokens, sum.compared_alone);
   if (count < usual) return;
   // The schedules must keep meeting what they are for.
@@ -41,6 +41,7 @@ TEST(Simulator, EveryAnswerEqualsTheAnswerAlone) {
   EXPECT_GT(sum.failed, 100);
   EXPECT_GT(sum.full, 50);
   EXPECT_GT(sum.compared_alone, 100);
+  EXPECT_GT(sum.overtaken, 100);
 }
 
 }  // namespace

@@ -124,6 +124,8 @@ class Simulation {
   std::vector<Token> text(int length);
   void act();
   bool write_prompt(Conversation& conversation, Client& client);
+  void submit_twin(const Client& first);
+  void ask(Client client);
   void submit_turn();
   void submit_hostile();
   void send(Client client);
@@ -131,6 +133,7 @@ class Simulation {
   void tick();
   void poison();
   void on_event(Client& client, link::Event event);
+  bool may_follow(const Client& client) const;
   void on_end(Client& client, const link::Usage& usage);
   void on_failed(Client& client, const link::Failed& failed);
   void on_finished(Client& client, const link::Finished& finished);
@@ -225,6 +228,30 @@ void Simulation::submit_turn() {
   if (conversation.waiting && dice_.chance(0.8)) return;  // now and then two of one conversation at once
   Client client{.conversation = index};
   if (!write_prompt(conversation, client)) return;
+  const Client first = client;
+  ask(std::move(client));
+  for (int twins = dice_.chance(0.25) ? dice_.between(1, 3) : 0; twins > 0; --twins) submit_twin(first);
+}
+
+// As coding agents send them: a second request with the same beginning before the first is answered, often in the same tick.
+void Simulation::submit_twin(const Client& first) {
+  Client client{.conversation = first.conversation};
+  client.prompt = first.prompt;
+  client.submit.reply_boundary = first.submit.reply_boundary;
+  const int length = static_cast<int>(client.prompt.size());
+  if (dice_.chance(0.7)) {
+    client.prompt.resize(dice_.chance(0.7) ? length - std::min(length, dice_.between(0, 20)) : dice_.between(0, length));
+    for (const Token token : text(dice_.between(1, 20))) client.prompt.push_back(token);
+    client.submit.reply_boundary = dice_.chance(0.7) ? static_cast<int>(client.prompt.size()) : 0;
+  }
+  if (static_cast<int>(client.prompt.size()) >= world_.context) return;
+  for (int ticks = dice_.pick({0, 0, 0, 1, 2}); ticks > 0; --ticks) tick();
+  ++tally_.twins;
+  ask(std::move(client));
+}
+
+void Simulation::ask(Client client) {
+  Conversation& conversation = conversations_[client.conversation];
   link::Submit& submit = client.submit;
   submit.prompt = client.prompt;
   submit.max_tokens = dice_.chance(0.4) ? dice_.between(1, 9) : dice_.between(1, 2 * world_.context);
@@ -328,8 +355,9 @@ void Simulation::on_event(Client& client, link::Event event) {
   ASSERT_FALSE(client.ended) << "an event after the last one of " << client.id;
   if (const auto* started = std::get_if<link::Started>(&event)) {
     ASSERT_FALSE(client.started);
-    ASSERT_GT(client.id, last_started_) << "first come, first served";
-    last_started_ = client.id;
+    ASSERT_TRUE(client.id > last_started_ || may_follow(client)) << "first come, first served";
+    if (client.id < last_started_) ++tally_.overtaken;
+    last_started_ = std::max(last_started_, client.id);
     client.started = true;
     EXPECT_EQ(started->prompt_tokens, static_cast<int>(client.prompt.size()));
     EXPECT_LT(started->cached_tokens, started->prompt_tokens);
@@ -347,6 +375,18 @@ void Simulation::on_event(Client& client, link::Event event) {
     on_end(client, std::get<link::Finished>(event).usage);
     on_finished(client, std::get<link::Finished>(event));
   }
+}
+
+// Whether it may have waited for an older one with the same beginning.
+bool Simulation::may_follow(const Client& client) const {
+  for (const auto& [id, other] : clients_) {
+    if (id >= client.id) break;
+    std::vector<Token> theirs = other.prompt;
+    theirs.insert(theirs.end(), other.got.begin(), other.got.end());
+    const auto shared = std::ranges::mismatch(theirs, client.prompt).in1 - theirs.begin();
+    if (shared >= world_.config.junction_tokens) return true;
+  }
+  return false;
 }
 
 void Simulation::on_end(Client& client, const link::Usage& usage) {
@@ -485,6 +525,8 @@ int ToyConstraint::masks_along(std::span<const Token> proposals, std::span<std::
 Tally& Tally::operator+=(const Tally& other) {
   ticks += other.ticks;
   requests += other.requests;
+  twins += other.twins;
+  overtaken += other.overtaken;
   finished += other.finished;
   tokens += other.tokens;
   cancelled += other.cancelled;

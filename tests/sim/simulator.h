@@ -53,6 +53,8 @@ class ToyConstraint final : public link::TokenConstraint {
 struct Tally {
   std::int64_t ticks = 0;
   std::int64_t requests = 0;
+  std::int64_t twins = 0;      // that begin like one before them
+  std::int64_t overtaken = 0;  // that waited for another's prefix while a later one started
   std::int64_t finished = 0;
   std::int64_t tokens = 0;
   std::int64_t cancelled = 0;
