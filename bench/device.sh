@@ -6,16 +6,19 @@
 #   bench/device.sh FOLDER                   what is missing in FOLDER is left out
 # Results go to $OUT as they come, so a run that is cut off keeps what it had.
 #   STEPS     what to run, in this order (default: proof sanitize serve draft bench). proof is conformance, golden, steps, builtin and
-#             soak side by side, each of them a step of its own too; cpu: the CPU kernels' conformance; second: a server on the
-#             second GPU of a machine that has several
-#   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time as well
+#             soak side by side, each of them a step of its own too; racecheck: that part of sanitize; turns: the conversation of
+#             serve on SYNTH; cpu: the CPU kernels' conformance; second: a server on the second GPU of a machine that has several
+#   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time
+#             as well; STEPS=soak SOAK=300 is the soak alone
 #   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows)
 #   SANITIZE  gtest filter for memcheck
-#   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Not gdn and attention: they hand
-#             shared memory on by mbarriers in inline PTX, which the tool seems not to follow (it reports the bulk copies themselves)
+#   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Unstated not those of gdn and
+#             attention, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow them (it reports the
+#             bulk copies themselves), so what it says of those is to be read:
+#             STEPS=racecheck RACECHECK="GdnCuda.TwoValueHeadsPerKeyHead AttentionCuda.GroupOf2" RACECHECK_SECONDS=300
 #   TIMED     evaluation prompts of each category in the step draft (default 8)
-#   SYNTH     a geometry of splash synth: its steps are measured through the model as well, and the first token after a cached prompt
-#             of 32K tokens through the server, e.g. 27b
+#   SYNTH     a geometry of splash synth: its steps are measured through the model as well, and the first token of every turn of a
+#             conversation that begins with a prompt of 32K tokens through the server, e.g. 27b
 #   COMMIT    written into the records
 # Each step has a limit of its own, STEPNAME_SECONDS.
 set -u
@@ -49,6 +52,34 @@ try() {
 
 ready() { for _ in $(seq 100); do curl -sf "http://127.0.0.1:$1/ready" > /dev/null && break; sleep 0.1; done; }
 tiny=$PWD/models/tiny
+
+# Begins the cases of racecheck, side by side; their end.
+racing=
+begin_racecheck() {
+  racing=
+  for one in ${RACECHECK-EmbedCuda.SameBits WalkCuda.WalksAsTheHost DraftCuda.BlockConv DraftCuda.AttentionFixtureShape LinearCuda.SharedInput}; do
+    timeout "${RACECHECK_SECONDS:-60}" compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/cuda_conformance" \
+      --gtest_brief=1 --gtest_filter="$one" > "$out/racecheck-$(echo "$one" | tr -dc 'A-Za-z0-9').part" 2>&1 & racing="$racing $one:$!"
+  done
+}
+end_racecheck() {
+  local one code
+  for one in $racing; do
+    wait "${one##*:}"; code=$?
+    echo "racecheck ${one%:*}: exit $code"
+    [ $code -eq 0 ] || failed="$failed racecheck-${one%:*}"
+  done
+  cat "$out"/racecheck-*.part >> "$out/sanitizer.txt"; rm -f "$out"/racecheck-*.part
+}
+
+make_synth() {
+  [ -e "/tmp/synth-$SYNTH/manifest.json" ] || try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" "/tmp/synth-$SYNTH"
+}
+# With the built-in model's tokenizer, for which a word of the bench is one token. The snapshots of ten turns are more than the 4 GB
+# whose host memory is pinned before the first request.
+first_tokens() {
+  try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first tokens" "$bin/splash" bench serve "/tmp/synth-$SYNTH" --backend cuda --lanes 1 --context 40K --clients 1 --turns "${TURNS:-10}" --prompt-words "${WORDS-32000}" --tokens "${TOKENS:-4}" --json
+}
 
 for step in $steps; do
   case $step in
@@ -85,7 +116,7 @@ for step in $steps; do
       grep -v '^== ' "$out/builtin.txt" | tail -n 40
       ;;
     soak)  # what the process holds of both memories, twice a second second: it may not grow once every shape has been met
-      SPLASH_SOAK_SECONDS=$soak timeout $((soak + 60)) "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="*Soak" > "$out/soak.txt" 2>&1 &
+      SPLASH_SOAK_SECONDS=$soak timeout $((soak + 60)) "$bin/builtin_cuda_test" --gtest_brief=1 --gtest_filter="*Soak" >> "$out/soak.txt" 2>&1 &
       soaking=$!
       while sleep 2; kill -0 $soaking 2> /dev/null; do
         program=$(pgrep -P $soaking | head -n1)
@@ -97,23 +128,20 @@ for step in $steps; do
       ;;
     sanitize)
       command -v compute-sanitizer > /dev/null || continue
-      pids=
-      for one in ${RACECHECK-EmbedCuda.SameBits WalkCuda.WalksAsTheHost DraftCuda.BlockConv DraftCuda.AttentionFixtureShape LinearCuda.SharedInput}; do
-        timeout "${RACECHECK_SECONDS:-60}" compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/cuda_conformance" \
-          --gtest_brief=1 --gtest_filter="$one" > "$out/racecheck-$(echo "$one" | tr -dc 'A-Za-z').part" 2>&1 & pids="$pids $one:$!"
-      done
+      begin_racecheck
       try sanitizer.txt "${SANITIZE_SECONDS:-60}" memcheck "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
         "$bin/cuda_conformance" --gtest_brief=1 \
         --gtest_filter="${SANITIZE-EmbedCuda*:*LawCuda*/0:LawCudaEnds*:WalkCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}"
-      for one in $pids; do
-        wait "${one##*:}"; code=$?
-        echo "racecheck ${one%:*}: exit $code"
-        [ $code -eq 0 ] || failed="$failed racecheck-${one%:*}"
-      done
-      cat "$out"/racecheck-*.part >> "$out/sanitizer.txt"; rm -f "$out"/racecheck-*.part
+      end_racecheck
       try sanitizer.txt "${SANITIZE_SECONDS:-60}" 'memcheck of a model' "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
         "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter='*DraftBlock:*GreedyContinuation'
       grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/sanitizer.txt"
+      ;;
+    racecheck)
+      command -v compute-sanitizer > /dev/null || continue
+      begin_racecheck
+      end_racecheck
+      grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY|Error: |hazard' "$out/sanitizer.txt" | sort | uniq -c | sort -rn | head -n 40
       ;;
     second)
       [ "$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | wc -l)" -gt 1 ] || { echo "second: one GPU here"; continue; }
@@ -144,17 +172,22 @@ for step in $steps; do
         rm -f "$out/part"
       fi
       if [ -n "${SYNTH-}" ]; then
-        [ -e "/tmp/synth-$SYNTH/manifest.json" ] || try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" "/tmp/synth-$SYNTH"
+        make_synth
         for lanes in 1 4 8; do
           try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, $lanes lanes x 8" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --lanes $lanes --rows 8 --context 1024 --steps 40 --json
         done
         try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 row" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --plain --context 1024 --steps 40 --json
         try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, 1 lane x 8 at 32K" "$bin/splash" bench step "/tmp/synth-$SYNTH" --backend cuda --rows 8 --context 32700 --steps 40 --json
         try bench.txt "${SERVE_SECONDS:-60}" "$SYNTH, prefill" "$bin/splash" bench prefill "/tmp/synth-$SYNTH" --backend cuda --lengths 512,4096,32768 --json
-        # With the built-in model's tokenizer, for which a word of the bench is one token.
-        try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first token" "$bin/splash" bench serve "/tmp/synth-$SYNTH" --backend cuda --lanes 1 --context 40K --clients 1 --turns 6 --prompt-words "${WORDS-32000}" --tokens 4 --json
+        first_tokens
       fi
       grep -h '^{' "$out/bench.txt" | sed "s/^{/{$machine,/" > "$out/model.jsonl"
+      cat "$out/bench.txt"
+      ;;
+    turns)
+      [ -n "${SYNTH-}" ] || continue
+      make_synth
+      first_tokens
       cat "$out/bench.txt"
       ;;
     draft)  # tokens per second with the draft against without, one lane each, every evaluation prompt A B B A

@@ -171,18 +171,24 @@ json::object summary(const std::vector<Turn>& turns, double wall_s) {
   std::vector<double> cold, cached, speed;
   std::int64_t tokens = 0, prompt = 0, reused = 0, steps = 0, accepted = 0;
   json::array errors;
+  std::vector<std::vector<double>> by_number;
   for (const Turn& turn : turns) {
     if (!turn.error.empty()) {
       errors.push_back(json::value(turn.error));
       continue;
     }
     (turn.number == 0 ? cold : cached).push_back(turn.first_token_s);
+    by_number.resize(std::max(by_number.size(), static_cast<std::size_t>(turn.number) + 1));
+    by_number[turn.number].push_back(turn.first_token_s);
     if (turn.decode_s > 0) speed.push_back(static_cast<double>(turn.reply_tokens - 1) / turn.decode_s);
     tokens += turn.reply_tokens, prompt += turn.prompt_tokens, reused += turn.cached_tokens;
     steps += turn.steps, accepted += turn.accepted;
   }
+  json::array turn_by_turn;
+  for (const auto& of_turn : by_number) turn_by_turn.push_back(of_turn.empty() ? 0.0 : median(of_turn));
   return {{"ttft_cold_s", median(cold)},
           {"ttft_cached_s", median(cached)},
+          {"ttft_by_turn_s", std::move(turn_by_turn)},
           {"stream_tokens_per_s", median(speed)},
           {"total_tokens_per_s", static_cast<double>(tokens) / wall_s},
           {"reply_tokens", tokens},

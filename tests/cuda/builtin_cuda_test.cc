@@ -271,7 +271,14 @@ TEST_F(BuiltinCuda, Soak) {
   std::int64_t resident_before = 0;
   const auto begun = std::chrono::steady_clock::now();
   bool measured = false;
+  double said = 0;
   while (seconds_since(begun) < seconds || live > 0) {
+    if (seconds_since(begun) > said + 30) {  // a run of minutes that is cut off has said how far it was
+      said = seconds_since(begun);
+      std::printf("soak at %.0f s: %d finished, %d cancelled, %lld tokens\n", said, finished, cancelled,
+                  static_cast<long long>(tokens));
+      std::fflush(stdout);
+    }
     if (!measured && seconds_since(begun) > seconds * 0.5) {
       ASSERT_TRUE(cuda::read_memory(before));  // every shape has been recorded by now
       resident_before = resident_bytes();
