@@ -13,8 +13,7 @@ std::size_t whole(std::size_t bytes, std::size_t granule) { return (bytes + gran
 
 std::size_t grown_bytes(std::size_t mapped, std::size_t wanted, std::size_t most, std::size_t granule) {
   constexpr std::size_t least_step = std::size_t{64} << 20;
-  const std::size_t generous = mapped + std::max(mapped / 4, least_step);
-  return std::min(whole(std::max(wanted, generous), granule), whole(most, granule));
+  return std::min(whole(wanted + std::max(mapped / 4, least_step), granule), whole(most, granule));
 }
 
 Result<GrowingMemory> GrowingMemory::reserve(std::unique_ptr<MemoryMapper> mapper, std::size_t most_bytes) {

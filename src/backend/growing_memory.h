@@ -21,9 +21,9 @@ class MemoryMapper {
   virtual Status map(std::size_t offset, std::size_t bytes) = 0;
 };
 
-// How much to have mapped when `wanted` bytes are needed and `mapped` are not enough: a quarter more than before and at
-// least 64 MiB more, so that a reply that grows page by page asks the driver now and then and not at every page; whole
-// granules, and no more than `most`.
+// How much to have mapped when `wanted` bytes are needed and `mapped` are not enough: a quarter of what there was beyond that and
+// at least 64 MiB, so that neither a reply that grows page by page nor the turn behind a long prompt asks the driver each time;
+// whole granules, and no more than `most`.
 std::size_t grown_bytes(std::size_t mapped, std::size_t wanted, std::size_t most, std::size_t granule);
 
 class GrowingMemory {

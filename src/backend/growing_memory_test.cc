@@ -35,9 +35,9 @@ class FakeMapper final : public MemoryMapper {
 };
 
 TEST(GrowingMemory, GrowsByAQuarterInWholeGranules) {
-  EXPECT_EQ(grown_bytes(0, 1, 1000 * mib, 2 * mib), 64 * mib);
-  EXPECT_EQ(grown_bytes(0, 101 * mib, 1000 * mib, 2 * mib), 102 * mib) << "as much as is wanted";
-  EXPECT_EQ(grown_bytes(400 * mib, 401 * mib, 1000 * mib, 2 * mib), 500 * mib);
+  EXPECT_EQ(grown_bytes(0, 2 * mib, 1000 * mib, 2 * mib), 66 * mib);
+  EXPECT_EQ(grown_bytes(0, 101 * mib, 1000 * mib, 2 * mib), 166 * mib) << "beyond what is wanted";
+  EXPECT_EQ(grown_bytes(400 * mib, 401 * mib, 1000 * mib, 2 * mib), 502 * mib);
   EXPECT_EQ(grown_bytes(900 * mib, 901 * mib, 1000 * mib, 2 * mib), 1000 * mib) << "no more than reserved";
   EXPECT_EQ(grown_bytes(0, 1, 3 * mib, 2 * mib), 4 * mib) << "a last granule that is not full";
 }
@@ -66,15 +66,15 @@ TEST(GrowingMemory, AFullDeviceIsAnErrorThatChangesNothing) {
   auto memory = GrowingMemory::reserve(std::make_unique<FakeMapper>(70 * mib, maps), 1000 * mib);
   ASSERT_TRUE(memory);
   ASSERT_TRUE(memory->grow_to(mib));
-  EXPECT_EQ(memory->mapped_bytes(), 64 * mib);
+  EXPECT_EQ(memory->mapped_bytes(), 66 * mib);
   const auto refused = memory->grow_to(100 * mib);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().kind, ErrorKind::overloaded);
-  EXPECT_EQ(memory->mapped_bytes(), 64 * mib);
-  ASSERT_TRUE(memory->grow_to(65 * mib)) << "what is wanted fits, what would be generous does not";
   EXPECT_EQ(memory->mapped_bytes(), 66 * mib);
-  EXPECT_EQ(maps, (std::vector<std::size_t>{64, 2}));
-  EXPECT_TRUE(memory->grow_to(66 * mib)->empty());
+  ASSERT_TRUE(memory->grow_to(67 * mib)) << "what is wanted fits, what would be generous does not";
+  EXPECT_EQ(memory->mapped_bytes(), 68 * mib);
+  EXPECT_EQ(maps, (std::vector<std::size_t>{66, 2}));
+  EXPECT_TRUE(memory->grow_to(68 * mib)->empty());
 }
 
 }  // namespace

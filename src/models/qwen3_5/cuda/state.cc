@@ -28,11 +28,17 @@ Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGe
   }
   s.pool_ = {g.kv, s.pages_.data()};
   s.kept_ = s.kept_memory_.as<int>();
-  s.snapshots_.resize(snapshots);
+  // A turn of a conversation takes two, before its prompt's end and at the reply's; the shortest follow each other every 45 ms,
+  // in which about one gets ready.
+  const auto ahead = std::max<std::size_t>(2, (std::size_t{2} << 30) / s.rest_bytes());
+  SPLASH_TRY(s.snapshots_, PlacesAhead::reserve(cuda::host_pinner(stream.facts().index),
+                                                {.place_bytes = s.rest_bytes(),
+                                                 .places = snapshots,
+                                                 .ahead = static_cast<int>(std::min<std::size_t>(ahead, snapshots))}));
   stream.note(cudaStreamCreateWithFlags(&s.copies_, cudaStreamNonBlocking), "copy stream");
-  stream.note(cudaEventCreateWithFlags(&s.staged_, cudaEventDisableTiming), "event");
   stream.note(cudaEventCreateWithFlags(&s.cleared_, cudaEventDisableTiming), "event");
   for (Staging& staging : s.staging_) {
+    stream.note(cudaEventCreateWithFlags(&staging.staged, cudaEventDisableTiming), "event");
     stream.note(cudaEventCreateWithFlags(&staging.copied, cudaEventDisableTiming), "event");
     stream.note(cudaEventRecord(staging.copied, s.copies_), "event");
   }
@@ -69,8 +75,8 @@ CudaState::~CudaState() {
     cudaStreamSynchronize(copies_);
     cudaStreamDestroy(copies_);
   }
-  if (staged_) cudaEventDestroy(staged_);
   for (const Staging& staging : staging_) {
+    if (staging.staged) cudaEventDestroy(staging.staged);
     if (staging.copied) cudaEventDestroy(staging.copied);
   }
   if (cleared_) cudaEventDestroy(cleared_);
@@ -125,18 +131,8 @@ void CudaState::set_kept_zero(int lane) {
   stream_.note(cudaMemsetAsync(kept_ + lane, 0, sizeof(int), stream_.native()), "clear kept");
 }
 
-void CudaState::Snapshot::take(std::size_t bytes) {
-  if (data() != nullptr) return;
-  if (auto taken = cuda::PinnedBuffer::allocate(bytes)) {
-    pinned = std::move(*taken);
-  } else {
-    ordinary.resize(bytes);
-  }
-}
-
-void CudaState::pin_snapshots(std::int64_t most_bytes) {
-  const std::size_t count = std::min(snapshots_.size(), static_cast<std::size_t>(most_bytes) / rest_bytes());
-  for (std::size_t i = 0; i < count; ++i) snapshots_[i].take(rest_bytes());
+void CudaState::prepare_snapshots(std::int64_t most_bytes) {
+  snapshots_->prepare(static_cast<int>(static_cast<std::size_t>(most_bytes) / rest_bytes()));
 }
 
 void CudaState::save(int lane, int snapshot) {
@@ -150,6 +146,7 @@ void CudaState::save(int lane, int snapshot) {
 
 void CudaState::begin_mark() {
   turn_ = (turn_ + 1) % staging_.size();
+  if (staging().waiting) send(staging(), snapshots_->wait_for(staging().snapshot));
   staging().snapshot = -1;
   stream_.note(cudaStreamWaitEvent(stream_.native(), staging().copied, 0), "save");  // the buffer is free
 }
@@ -166,17 +163,31 @@ void CudaState::mark_ring(int lane, int draft_layer) {
 void CudaState::save_mark(int snapshot) { send_staged(snapshot); }
 
 void CudaState::send_staged(int snapshot) {
-  Snapshot& to = snapshots_[snapshot];
-  to.take(rest_bytes());
-  stream_.note(cudaEventRecord(staged_, stream_.native()), "save");
-  stream_.note(cudaStreamWaitEvent(copies_, staged_, 0), "save");
-  stream_.note(cudaMemcpyAsync(to.data(), staging().buffer.data(), rest_bytes(), cudaMemcpyDeviceToHost, copies_),
-               "save");
-  stream_.note(cudaEventRecord(staging().copied, copies_), "save");
   for (Staging& any : staging_) {
-    if (any.snapshot == snapshot) any.snapshot = -1;
+    if (any.snapshot != snapshot) continue;
+    any.snapshot = -1;  // what the snapshot held before
+    any.waiting = false;
   }
+  stream_.note(cudaEventRecord(staging().staged, stream_.native()), "save");
   staging().snapshot = snapshot;
+  staging().waiting = true;
+  send_waiting();
+}
+
+void CudaState::send_waiting() {
+  for (Staging& any : staging_) {
+    if (!any.waiting) continue;
+    if (std::byte* to = snapshots_->find(any.snapshot)) send(any, to);
+  }
+}
+
+void CudaState::send(Staging& staging, std::byte* to) {
+  stream_.note(cudaStreamWaitEvent(copies_, staging.staged, 0), "save");
+  snapshots_->in_pieces(0, rest_bytes(), [&](std::size_t at, std::size_t bytes) {
+    stream_.note(cudaMemcpyAsync(to + at, staging.buffer.data() + at, bytes, cudaMemcpyDeviceToHost, copies_), "save");
+  });
+  stream_.note(cudaEventRecord(staging.copied, copies_), "save");
+  staging.waiting = false;
 }
 
 void CudaState::restore(int lane, int snapshot) {
@@ -190,19 +201,20 @@ void CudaState::restore(int lane, int snapshot) {
                  "restore");
     return;
   }
-  // Behind what the main stream has done with the lane, and behind every save, which this stream brought.
+  // Behind what the main stream has done with the lane, and behind every save, which this stream brought (one that waits for
+  // its memory is still in its staging buffer).
+  const std::byte* from = snapshots_->wait_for(snapshot);
   stream_.note(cudaEventRecord(cleared_, stream_.native()), "restore");
   stream_.note(cudaStreamWaitEvent(copies_, cleared_, 0), "restore");
-  std::int64_t done = 0;
+  auto* to = reinterpret_cast<std::byte*>(rest_of(lane));
+  std::size_t done = 0;
   for (std::size_t part = 0; part < parts_.size(); ++part) {
     const bool rings = part + 1 == parts_.size();
     const int layers = std::min(static_cast<int>(part + 1) * layers_of_a_part, geometry_.gdn_layers);
-    const std::int64_t until = rings ? geometry_.rest_floats() : layers * geometry_.gdn_floats();
-    if (until > done) {
-      stream_.note(cudaMemcpyAsync(rest_of(lane) + done, snapshots_[snapshot].data() + done * 4,
-                                   static_cast<std::size_t>(until - done) * 4, cudaMemcpyHostToDevice, copies_),
-                   "restore");
-    }
+    const std::size_t until = rings ? rest_bytes() : static_cast<std::size_t>(layers * geometry_.gdn_floats()) * sizeof(float);
+    snapshots_->in_pieces(done, until, [&](std::size_t at, std::size_t bytes) {
+      stream_.note(cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyHostToDevice, copies_), "restore");
+    });
     done = until;
     stream_.note(cudaEventRecord(parts_[part], copies_), "restore");
   }

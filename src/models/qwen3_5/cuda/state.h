@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/driver_memory.h"
+#include "backend/cuda/host_pinner.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/stream.h"
 #include "models/qwen3_5/forward.h"
@@ -36,15 +37,16 @@ class CudaState {
   // All in stream order; nothing waits. Errors show at the stream's next synchronise.
   void clear(int lane);
   void set_kept_zero(int lane);
-  // The lane must be at rest. The copy to the host runs beside the steps that follow.
+  // The lane must be at rest. The copy to the host runs beside the steps that follow. Waits only for memory (Staging).
   void save(int lane, int snapshot);
   // The mark: what a pass leaves aside, layer by layer, in the buffer that saves pass through.
   void begin_mark();
   void mark_ring(int lane, int draft_layer);
   void save_mark(int snapshot);
-  // Takes the host memory of the first snapshots now, as many as fit: to pin it takes longer than a step, and a first
-  // save stands between a prompt and its first token.
-  void pin_snapshots(std::int64_t most_bytes);
+  // Takes the host memory of the first snapshots now, as many as fit.
+  void prepare_snapshots(std::int64_t most_bytes);
+  // Sends saved states to their snapshots whose memory was not ready before. Never waits.
+  void send_waiting();
   // The copy comes in parts, layer after layer, and a pass that follows waits for each where it needs it (gdn_segments):
   // all but the first arrive beside it. Everybody else owes settle() before the lane is touched.
   void restore(int lane, int snapshot);
@@ -59,25 +61,20 @@ class CudaState {
   CudaState(cuda::Stream& stream, StateGeometry geometry) : stream_(stream), geometry_(std::move(geometry)) {}
   float* rest_of(int lane) const;
   float* tape_of(int lane) const;
-  // A place that saves pass through on their way to the host.
+  // A place that saves pass through on their way to the host. A state stays here until the memory of its snapshot is ready
+  // (places_ahead.h); only who needs the buffer for the next one waits for that.
   struct Staging {
     cuda::DeviceBuffer buffer;
+    cudaEvent_t staged = nullptr;  // all of the state is in it
     cudaEvent_t copied = nullptr;  // to the host
     int snapshot = -1;             // whose state is in it
+    bool waiting = false;          // not yet on its way to the host
   };
   Staging& staging() { return staging_[turn_]; }
   float* mark_of(const float* in_rest, int lane) { return staging().buffer.as<float>() + (in_rest - rest_of(lane)); }
   void send_staged(int snapshot);
+  void send(Staging& staging, std::byte* to);
   std::size_t rest_bytes() const { return static_cast<std::size_t>(geometry_.rest_floats()) * sizeof(float); }
-
-  // Host memory of a snapshot, taken at its first save: pinned, or ordinary memory where the system refuses more of
-  // that.
-  struct Snapshot {
-    cuda::PinnedBuffer pinned;
-    std::vector<std::byte> ordinary;
-    std::byte* data() { return pinned.data() ? pinned.data() : ordinary.data(); }
-    void take(std::size_t bytes);
-  };
 
   cuda::Stream& stream_;
   StateGeometry geometry_;
@@ -88,12 +85,11 @@ class CudaState {
   ops::KvPool pool_;
   int* kept_ = nullptr;
   const ops::SegmentEntry *segments_ = nullptr, *until_ = nullptr, *rest_ = nullptr;
-  std::vector<Snapshot> snapshots_;
+  std::unique_ptr<PlacesAhead> snapshots_;  // host memory
   cudaStream_t copies_ = nullptr;  // from the staging buffer to the host
   // Two, in turns: the end of a reply and the mark of the next turn's prompt often follow each other sooner than a copy.
   std::array<Staging, 2> staging_;
   std::size_t turn_ = 0;
-  cudaEvent_t staged_ = nullptr;
   static constexpr int layers_of_a_part = 8;
   cudaEvent_t cleared_ = nullptr;
   std::vector<cudaEvent_t> parts_;  // of a restore: the layers' parts, then the draft's rings

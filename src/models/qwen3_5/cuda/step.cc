@@ -14,6 +14,7 @@ Result<model::StepResult> CudaModel::step(const model::StepPlan& plan) {
   stream_->make_current();
   ++ticket_;
   mark_length_ = 0;
+  state_->send_waiting();
   for (const model::PrefillSlice& slice : plan.prefill) {
     if (slice.mark > 0) bring_to_rest(slice.lane);
   }
@@ -371,7 +372,7 @@ Result<const CudaModel::Recorded*> CudaModel::recorded(const Shape& shape) {
 
 Status CudaModel::prepare() {
   stream_->make_current();
-  state_->pin_snapshots(std::int64_t{4} << 30);
+  state_->prepare_snapshots(std::int64_t{4} << 30);
   for (const auto kind : {ops::LawKind::greedy, ops::LawKind::few}) {
     for (int lanes = 1; lanes <= facts_.lanes; ++lanes) {
       for (int width = 1;; width = std::min(2 * width, facts_.block_rows)) {
