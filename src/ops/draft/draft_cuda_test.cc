@@ -88,7 +88,8 @@ TEST(DraftCuda, TopK) {
   Numbers numbers(53);
   Memory memory;
   for (const auto [vocabulary, limit, k] :
-       {std::array{1024, 1000, 16}, std::array{40, 40, 16}, std::array{24832, 24832, 1}, std::array{9000, 8999, 32}}) {
+       {std::array{1024, 1000, 16}, std::array{40, 40, 16}, std::array{24832, 24832, 1}, std::array{6, 5, 1},
+        std::array{9000, 8999, 32}}) {
     stream().reset();
     const int rows = 5;
     std::vector<float> logits = numbers.normals(std::size_t(rows) * vocabulary);
@@ -96,6 +97,8 @@ TEST(DraftCuda, TopK) {
     logits[3] = std::numeric_limits<float>::quiet_NaN();
     logits[7] = -std::numeric_limits<float>::infinity();
     for (int i = 0; i < vocabulary; ++i) logits[std::size_t(4) * vocabulary + i] = i % 2 ? 0.0f : -0.0f;
+    for (int i = 0; k == 1 && i < vocabulary; ++i)
+      logits[std::size_t(3) * vocabulary + i] = -std::numeric_limits<float>::infinity();
     expect_top_k_as_ref(memory, logits, rows, vocabulary, limit, k);
   }
 }

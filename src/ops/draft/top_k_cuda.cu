@@ -141,6 +141,54 @@ __global__ void __launch_bounds__(threads, 1)
   cuda::row_of(values, row)[at] = value_of(key_in(rank));
 }
 
+// The largest alone: eight blocks per row as well, but small ones, four a multiprocessor, so that 64 rows are there at
+// once.
+constexpr int one_threads = 512;
+__global__ void __launch_bounds__(one_threads, 4)
+    top_1_kernel(MatrixView<const float> logits, int limit, MatrixView<Token> tokens, MatrixView<float> values) {
+  if constexpr (!cuda::hopper_code) return;
+  __shared__ Rank of_warps[one_threads / 32], of_blocks[blocks];
+  __shared__ std::uint64_t arrived;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = static_cast<int>(cuda::cluster_rank());
+  if (threadIdx.x == 0) {
+    cuda::barrier_init(cuda::shared_address(&arrived), 1);
+    cuda::barrier_init_done();
+    cuda::barrier_expect(cuda::shared_address(&arrived), blocks * sizeof(Rank));
+  }
+  cuda::cluster_arrive();  // every block is there before one writes into another
+  cuda::begin_kernel();
+  const int slice = (limit + blocks - 1) / blocks, end = min(limit, (block + 1) * slice);
+  int id = block * slice + static_cast<int>(threadIdx.x);
+  const float* from = cuda::row_of(logits, blockIdx.y) + id;
+  // The first of equals stays, as does the first of all where none is above -infinity.
+  float best = -INFINITY;
+  int best_id = id < end ? id : -1;
+  constexpr int together = 8;
+#pragma unroll 1
+  for (; id < end; id += together * one_threads, from += together * one_threads) {
+    float some[together];
+#pragma unroll
+    for (int j = 0; j < together; ++j) some[j] = id + j * one_threads < end ? from[j * one_threads] : -INFINITY;
+#pragma unroll
+    for (int j = 0; j < together; ++j) {
+      if (some[j] > best) best = some[j], best_id = id + j * one_threads;
+    }
+  }
+  Rank rank = warp_largest(best_id >= 0 ? rank_of(key_of(best), best_id) : 0);
+  if (lane == 0) of_warps[warp] = rank;
+  __syncthreads();
+  cuda::cluster_wait();
+  if (warp != 0) return;
+  rank = warp_largest(lane < one_threads / 32 ? of_warps[lane] : 0);
+  if (lane == 0) cuda::store_to_peer(&of_blocks[block], &arrived, 0, rank);
+  if (block != 0) return;
+  cuda::barrier_wait(cuda::shared_address(&arrived), 0);
+  rank = warp_largest(lane < blocks ? of_blocks[lane] : 0);
+  if (lane != 0) return;
+  cuda::row_of(tokens, blockIdx.y)[0] = id_in(rank);
+  cuda::row_of(values, blockIdx.y)[0] = value_of(key_in(rank));
+}
+
 }  // namespace
 
 void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, MatrixView<Token> tokens,
@@ -148,6 +196,11 @@ void top_k(cuda::Stream& stream, MatrixView<const float> logits, int limit, Matr
   const int k = tokens.cols;
   SPLASH_CHECK(k >= 1 && k <= most && k <= limit && limit <= logits.cols && values.cols == k);
   if (stream.portable()) return top_k_portable(stream, logits, limit, tokens, values);
+  if (k == 1) {
+    cuda::launch(stream, "top_1", {dim3(blocks, logits.rows), dim3(one_threads), 0, blocks}, top_1_kernel, logits, limit,
+                 tokens, values);
+    return;
+  }
   SPLASH_CHECK(limit <= most_entries, "a vocabulary of {} is too large for a cluster's registers", limit);
   cuda::launch(stream, "top_k", {dim3(blocks, logits.rows), dim3(threads), 0, blocks}, top_k_kernel, logits, limit, k,
                tokens, values);
