@@ -10,7 +10,7 @@
 #             serve on SYNTH; cpu: the CPU kernels' conformance; second: a server on the second GPU of a machine that has several
 #   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time
 #             as well; STEPS=soak SOAK=300 is the soak alone
-#   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows)
+#   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows; parts: what a step is made of)
 #   SANITIZE  gtest filter for memcheck
 #   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Unstated not those of gdn and
 #             attention, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow them (it reports the

@@ -251,6 +251,50 @@ void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int positi
             times);
 }
 
+// What a step is made of: its time less that of the same step without a part. Launches overlap, so the parts need not add
+// up.
+void parts(Bench& bench, SyntheticModel& model, int lanes) {
+  using Part = SyntheticModel::Part;
+  const Geometry& g = model.geometry();
+  model.place(lanes, 1024);
+  struct Case {
+    const char* name;
+    unsigned without;
+    int launches;
+  };
+  const int recurrent = g.layers / 4 * 3, drafted = g.draft_layers;
+  const Case cases[] = {{"gdn", Part::gdn, recurrent},
+                        {"attention", Part::attention, g.layers - recurrent},
+                        {"target's linears", Part::target_linears, 4 * g.layers},
+                        {"taps (copies)", Part::taps, g.taps},
+                        {"target's head", Part::target_head, 1},
+                        {"draft pass", Part::draft, 1},
+                        {"draft attention", Part::draft_attention, drafted},
+                        {"draft convolutions", Part::draft_convs, 4 * drafted},
+                        {"draft norms", Part::draft_norms, 2 * drafted},
+                        {"draft projections", Part::draft_projections, 2 * drafted},
+                        {"draft linears (qkv, out, gate and up, down)", Part::draft_linears, 4 * drafted},
+                        {"draft head", Part::draft_head, 1},
+                        {"draft choice (selector, top_k, walk)", Part::draft_choice, 1},
+                        {"draft context", Part::commit, 1},
+                        {"draft context, keys and values of the layers", Part::context_layers, drafted}};
+  const auto measure = [&](unsigned without) {
+    model.without = without;
+    model.set_kept(lanes, 0);
+    model.begin(lanes, 8, true);
+    const Times times = bench.time([&] { model.step(lanes, 8); });
+    model.without = 0;
+    return times;
+  };
+  const double whole = measure(0).median;
+  for (const Case& one : cases) {
+    const double less = whole - measure(one.without).median;
+    const Measurement m{fmt::format("part of a step: {}", one.name), lanes * 8, 0, 0, 0, 0, 0,
+                        fmt::format("{} times; whole {:.1f} us", one.launches, whole)};
+    bench.add(m, {less, less, less}, one.launches);
+  }
+}
+
 void prefill(Bench& bench, SyntheticModel& model, int rows, int position) {
   if (position + rows > model.context()) return;
   model.place(1, position);
@@ -357,6 +401,10 @@ int run(int argc, char** argv) {
     steps(bench, model, 1, 8, 32752);
     steps(bench, model, 2, 8, 1024);
     steps(bench, model, 8, 8, 1024);
+  }
+  if (wanted("parts")) {
+    parts(bench, model, 1);
+    parts(bench, model, 4);
   }
   if (wanted("widths")) {
     every_linear(bench, stream, model, 8, "");

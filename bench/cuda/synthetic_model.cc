@@ -245,27 +245,33 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
     if (l == 0 || !fold_norms) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
     if (layer.recurrent) {
       const ops::LinearTarget in[] = {{layer.qkv, qkv}, {layer.z, z}, {layer.b, b}, {layer.a, a}};
-      ops::linear(stream_, normed, in);
-      ops::gdn(stream_, gdn, gdn_weights_, {qkv, z, b, a}, {entries_, lanes, gdn_lane_tables_[l], commit_rows_}, mixed);
+      if (has(Part::target_linears)) ops::linear(stream_, normed, in);
+      if (has(Part::gdn)) {
+        ops::gdn(stream_, gdn, gdn_weights_, {qkv, z, b, a}, {entries_, lanes, gdn_lane_tables_[l], commit_rows_}, mixed);
+      }
     } else {
       const ops::LinearTarget in[] = {{layer.q_gate, q_gate}, {layer.k, k}, {layer.v, v}};
-      ops::linear(stream_, normed, in);
-      ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4,
-                     mixed);
+      if (has(Part::target_linears)) ops::linear(stream_, normed, in);
+      if (has(Part::attention)) {
+        ops::attention(stream_, attention_geometry(), {head_norm_, head_norm_}, {q_gate, k, v}, segments_, pool_, l / 4,
+                       mixed);
+      }
     }
-    if (fold_norms) {
+    if (!has(Part::target_linears)) {
+    } else if (fold_norms) {
       ops::linear_add_norm(stream_, mixed, layer.out, x, norm_, 1e-6f, normed);
     } else {
       ops::linear_add(stream_, mixed, layer.out, x);
       ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
     }
-    ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner_up, inner);
-    if (fold_norms) {
+    if (has(Part::target_linears)) ops::linear_swiglu(stream_, normed, layer.gate, layer.up, inner_up, inner);
+    if (!has(Part::target_linears)) {
+    } else if (fold_norms) {
       ops::linear_add_norm(stream_, inner, layer.down, x, norm_, 1e-6f, normed);
     } else {
       ops::linear_add(stream_, inner, layer.down, x);
     }
-    if (features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
+    if (has(Part::taps) && features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
       const MatrixView<float> to = features.slice_cols(tap++ * g_.hidden, g_.hidden);
       stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows,
                                      cudaMemcpyDeviceToDevice, stream_.native()),
@@ -291,30 +297,32 @@ void SyntheticModel::draft_pass(int lanes) {
     const ops::BlockConv attention_before{d.attention_base, 16, 0, g_.block},
         attention_after{d.attention_base, 16, 1, g_.block};
     const ops::BlockConv mlp_before{d.mlp_base, 16, 0, g_.block}, mlp_after{d.mlp_base, 16, 1, g_.block};
-    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-    ops::linear(stream_, normed, d.attention_projection, coefficients);
-    ops::block_conv(stream_, attention_before, coefficients, normed, false, convolved);
+    if (has(Part::draft_norms)) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (has(Part::draft_projections)) ops::linear(stream_, normed, d.attention_projection, coefficients);
+    if (has(Part::draft_convs)) ops::block_conv(stream_, attention_before, coefficients, normed, false, convolved);
     const ops::LinearTarget in[] = {{d.q, q}, {d.k, key}, {d.v, value}};
-    ops::linear(stream_, convolved, in);
-    ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, q, key, value, g_.block,
-                         block_segments_[l], mixed);
-    ops::linear(stream_, mixed, d.out, sub);
-    ops::block_conv(stream_, attention_after, coefficients, sub, true, x);
-    ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-    ops::linear(stream_, normed, d.mlp_projection, coefficients);
-    ops::block_conv(stream_, mlp_before, coefficients, normed, false, convolved);
-    ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner);
-    ops::linear(stream_, inner, d.down, sub);
-    ops::block_conv(stream_, mlp_after, coefficients, sub, true, x);
+    if (has(Part::draft_linears)) ops::linear(stream_, convolved, in);
+    if (has(Part::draft_attention)) {
+      ops::draft_attention(stream_, draft_geometry(), draft_head_norm_, draft_head_norm_, q, key, value, g_.block,
+                           block_segments_[l], mixed);
+    }
+    if (has(Part::draft_linears)) ops::linear(stream_, mixed, d.out, sub);
+    if (has(Part::draft_convs)) ops::block_conv(stream_, attention_after, coefficients, sub, true, x);
+    if (has(Part::draft_norms)) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
+    if (has(Part::draft_projections)) ops::linear(stream_, normed, d.mlp_projection, coefficients);
+    if (has(Part::draft_convs)) ops::block_conv(stream_, mlp_before, coefficients, normed, false, convolved);
+    if (has(Part::draft_linears)) ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner);
+    if (has(Part::draft_linears)) ops::linear(stream_, inner, d.down, sub);
+    if (has(Part::draft_convs)) ops::block_conv(stream_, mlp_after, coefficients, sub, true, x);
   }
   ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
   const MatrixView<float> logits = stream_.matrix(rows, g_.vocabulary),
                           projections = stream_.matrix(lanes * g_.block, g_.rank),
                           values = stream_.matrix(lanes * slots, k), dense = stream_.matrix(lanes * slots, g_.rank);
   const MatrixView<Token> candidates{stream_.allocate<Token>(std::size_t(lanes) * slots * k), lanes * slots, k};
-  ops::linear(stream_, normed, head_, logits);
-  ops::linear(stream_, normed, selector_projection_, projections);
-  for (int lane = 0; lane < lanes; ++lane) {
+  if (has(Part::draft_head)) ops::linear(stream_, normed, head_, logits);
+  if (has(Part::draft_choice)) ops::linear(stream_, normed, selector_projection_, projections);
+  for (int lane = 0; has(Part::draft_choice) && lane < lanes; ++lane) {
     ops::top_k(stream_, logits.slice_rows(lane * g_.block + 1, slots), std::min(248000, g_.vocabulary),
                candidates.slice_rows(lane * slots, slots), values.slice_rows(lane * slots, slots));
     if (lanes > 1) {
@@ -323,6 +331,7 @@ void SyntheticModel::draft_pass(int lanes) {
                    "slots");
     }
   }
+  if (!has(Part::draft_choice)) return;
   ops::selector_walk(stream_, {.weights = selector_,
                                .candidates = candidates,
                                .values = values,
@@ -342,6 +351,7 @@ void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> f
   ops::linear(stream_, features, fc_, context);
   ops::rms_norm(stream_, context, norm_, 1e-6f, context);
   for (int l = 0; l < g_.draft_layers; ++l) {
+    if (!has(Part::context_layers)) break;
     const ops::LinearTarget kv[] = {{draft_layers_[l].k, k}, {draft_layers_[l].v, v}};
     ops::linear(stream_, context, kv);
     ops::draft_context(stream_, draft_geometry(), draft_head_norm_, k, v, context_segments_[l]);
@@ -350,19 +360,19 @@ void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> f
 
 SyntheticModel::StepViews SyntheticModel::step(int lanes, int width) {
   const int rows = lanes * width;
-  if (width > 1) draft_pass(lanes);
+  if (width > 1 && has(Part::draft)) draft_pass(lanes);
   const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden),
                           logits = stream_.matrix(rows, g_.vocabulary);
   const MatrixView<float> features = width > 1 ? stream_.matrix(rows, g_.taps * g_.hidden) : MatrixView<float>{};
   ops::embed(stream_, head_, std::span(token_names_).subspan(max_rows, rows), x);
   forward(x, normed, lanes, features);
-  ops::linear(stream_, normed, head_, logits);
+  if (has(Part::target_head)) ops::linear(stream_, normed, head_, logits);
   ops::StepAcceptance acceptance{
       .logits = logits, .limit = std::min(248000, g_.vocabulary), .lanes = lanes, .width = width};
   acceptance.choices = choices_, acceptance.tokens = verify_tokens_, acceptance.laws = laws_;
   acceptance.chosen = chosen_, acceptance.kept = kept_;
   ops::accept(stream_, acceptance);
-  if (width > 1) commit_draft(lanes, width, features);
+  if (width > 1 && has(Part::commit)) commit_draft(lanes, width, features);
   return {x, logits, features};
 }
 

@@ -32,6 +32,14 @@ class SyntheticModel {
                                                       int context);
 
   bool fold_norms = true;  // RMSNorm inside the linears around it
+  // What a step may leave out, to be timed by what is missing then.
+  struct Part {
+    static constexpr unsigned gdn = 1 << 0, attention = 1 << 1, target_linears = 1 << 2, target_head = 1 << 3,
+                              taps = 1 << 4, draft = 1 << 5, draft_attention = 1 << 6, draft_convs = 1 << 7,
+                              draft_norms = 1 << 8, draft_projections = 1 << 9, draft_linears = 1 << 10,
+                              draft_head = 1 << 11, draft_choice = 1 << 12, commit = 1 << 13, context_layers = 1 << 14;
+  };
+  unsigned without = 0;
 
   struct Layer {
     bool recurrent = false;
@@ -75,6 +83,7 @@ class SyntheticModel {
   std::span<const float> norm() const { return norm_; }
 
  private:
+  bool has(unsigned part) const { return (without & part) == 0; }
   explicit SyntheticModel(cuda::Stream& stream) : stream_(stream) {}
   void copy(void* to, const void* from, std::size_t bytes);
   void fill(void* to, int value, std::size_t bytes);

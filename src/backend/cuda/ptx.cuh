@@ -109,6 +109,9 @@ __device__ __forceinline__ void begin_copies(std::uint32_t barrier, unsigned byt
 __device__ __forceinline__ void copy_16(std::uint32_t to_shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
 }
+__device__ __forceinline__ void copy_4(std::uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(from) : "memory");
+}
 // Of one thread, without a barrier: copies made since the last commit are a group; waits until at most `pending` of the
 // latest groups are still under way.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -234,6 +237,10 @@ __device__ __forceinline__ unsigned cluster_size() {
 }
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (hopper_code) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// Orders no memory: for reads that have arrived before their places are written.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  if constexpr (hopper_code) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   if constexpr (hopper_code) {

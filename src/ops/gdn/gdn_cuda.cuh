@@ -81,11 +81,11 @@ __device__ __forceinline__ float convolved(const float4& w, const float (&past)[
 struct Gates {
   float alpha, beta;
 };
-__device__ __forceinline__ Gates gates_of(const Arguments& args, int row, int value_head) {
-  const float b = cuda::row_of(args.rows.b, row)[value_head];
-  const float a = cuda::row_of(args.rows.a, row)[value_head] + args.dt_bias[value_head];
+// Of a row's a and b and the head's a_log and dt_bias.
+__device__ __forceinline__ Gates gates_of(float a, float b, float a_log, float dt_bias) {
+  a += dt_bias;
   const float softplus = a > 20.0f ? a : log1pf(expf(a));
-  return {expf(__fmul_rn(-expf(args.a_log[value_head]), softplus)), sigmoid(b)};
+  return {expf(__fmul_rn(-expf(a_log), softplus)), sigmoid(b)};
 }
 
 // q / |q| / sqrt(128) and k / |k| of one row, four columns per lane of a warp; returns their product k . q.
@@ -141,47 +141,52 @@ __device__ __forceinline__ float output(float alpha, float d, float key_query, f
   return fmaf(d, key_query, __fmul_rn(alpha, state_query));
 }
 
-// One row of two columns: S^T k and S^T q meet over the eight parts, d and the output follow, S moves on. Every lane of
-// the eight gets them.
+// One row of two columns: S^T k and S^T q meet over the eight parts, d and the output follow, S moves on. The parts share
+// the work: after the first exchange a part goes on with column part % 2, after the second with k (part & 2 clear) or q.
+// The sums are those of a butterfly, neighbours first.
 struct RowStep {
-  float d[2], o[2];
+  float d;  // of column part % 2
+  float o;  // the same, in parts with part & 2
 };
 __device__ __forceinline__ RowStep step_row(Keys (&s)[2], const float* k_row, const float* q_row, int part, float alpha,
-                                            float beta, float key_query, float2 v) {
+                                            float beta, float key_query, float v_own) {
   Keys k, q;
   load_vector(k_row, part, k);
   load_vector(q_row, part, q);
-  float sums[4] = {multiply(s[0], k), multiply(s[1], k), multiply(s[0], q), multiply(s[1], q)};
-#pragma unroll
-  for (int distance = 1; distance < 8; distance <<= 1) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
-  }
-  RowStep step;
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    step.d[c] = change(alpha, beta, c ? v.y : v.x, sums[c]);
-    update(s[c], alpha, k, step.d[c]);
-    step.o[c] = output(alpha, step.d[c], key_query, sums[2 + c]);
-  }
-  return step;
+  const bool odd = part & 1, of_query = part & 2;
+  const float k0 = multiply(s[0], k), k1 = multiply(s[1], k), q0 = multiply(s[0], q), q1 = multiply(s[1], q);
+  const float key = (odd ? k1 : k0) + __shfl_xor_sync(0xffffffffu, odd ? k0 : k1, 1);
+  const float query = (odd ? q1 : q0) + __shfl_xor_sync(0xffffffffu, odd ? q0 : q1, 1);
+  float sum = (of_query ? query : key) + __shfl_xor_sync(0xffffffffu, of_query ? key : query, 2);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+  const float changed = change(alpha, beta, v_own, sum);  // where the sum is of k
+  const float d0 = __shfl_sync(0xffffffffu, changed, 0, 8), d1 = __shfl_sync(0xffffffffu, changed, 1, 8);
+  update(s[0], alpha, k, d0);
+  update(s[1], alpha, k, d1);
+  const float d = odd ? d1 : d0;
+  return {d, output(alpha, d, key_query, sum)};
 }
 
 // Sum of squares over 64 columns, eight of them per lane; every lane of the eight gets it.
-__device__ __forceinline__ float half_squares(const float (&o)[8]) {
+__device__ __forceinline__ float squares_of_8(const float (&o)[8]) {
   float squares = __fmul_rn(o[0], o[0]);
 #pragma unroll
   for (int i = 1; i < 8; ++i) squares = fmaf(o[i], o[i], squares);
+  return squares;
+}
+__device__ __forceinline__ float half_squares(const float (&o)[8]) {
+  float squares = squares_of_8(o);
 #pragma unroll
   for (int distance = 1; distance < 8; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
   return squares;
 }
-// Gated RMSNorm of eight columns; squares: of the whole value head.
-__device__ __forceinline__ void gate_and_norm(const Arguments& args, float squares, int column, const float (&z)[8],
-                                              float (&o)[8]) {
-  const float scale = rsqrtf(fmaf(squares, 1.0f / dim, args.geometry.rms_eps));
-#pragma unroll
-  for (int i = 0; i < 8; ++i) o[i] = o[i] * scale * args.norm[column + i] * (z[i] * sigmoid(z[i]));
+// Gated RMSNorm of a column; squares: of the whole value head.
+__device__ __forceinline__ float norm_scale(const Arguments& args, float squares) {
+  return rsqrtf(fmaf(squares, 1.0f / dim, args.geometry.rms_eps));
+}
+__device__ __forceinline__ float silu(float z) { return __fmul_rn(z, sigmoid(z)); }
+__device__ __forceinline__ float gated(float o, float scale, float gain, float silu_z) {
+  return __fmul_rn(__fmul_rn(__fmul_rn(o, scale), gain), silu_z);
 }
 
 }  // namespace splash::ops::delta

@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(prepare_threads)
   const int group = g.value_heads / g.key_heads, r = threadIdx.x % batch, of_group = threadIdx.x / batch;
   if (of_group < group && r < count) {
     const int value_head = head * group + of_group, row = segment.first_row + first + r;
-    const Gates gates = gates_of(args, row, value_head);
+    const Gates gates = gates_of(cuda::row_of(args.rows.a, row)[value_head], cuda::row_of(args.rows.b, row)[value_head],
+                                 args.a_log[value_head], args.dt_bias[value_head]);
     to.gates[static_cast<std::int64_t>(value_head) * to.rows + row] =
         make_float4(gates.alpha, gates.beta, key_query[r], 0.0f);
     if (to_tape) tape_at(r).alpha[value_head] = gates.alpha;
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(recur_threads, 3)
   }
   const GdnLane lane = args.tables.lanes[segment.lane];
   const int part = lane_id % 8, in_block = warp * 8 + lane_id / 8 * 2;  // the first of two columns
-  const int column = column_block * columns + in_block;
+  const int column = column_block * columns + in_block, own = in_block + part % 2;
   const int in_half = column % half, state_thread = in_half / 8 * 32 + in_half % 8 / 2 * 8 + part;
   Keys s[2];
   // The state and the tape are older than this pass (gdn_cuda.h): read while the predecessor still runs.
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(recur_threads, 3)
   const bool verify = portable && segment.mode == static_cast<int>(GdnMode::verify);
   fold_kept(g, lane, kept, value_head, key_head, part, column, s);
   cuda::wait_for_predecessors();
-  float* out = args.out.data + value_head * dim + column;
+  float* out = args.out.data + value_head * dim + column_block * columns + own;
   const std::int64_t stride = args.out.stride;
   for (int b = 0; b < batches; ++b) {
     const int stage = b % stages, count = min(batch, segment.rows - b * batch);
@@ -236,30 +237,27 @@ __global__ void __launch_bounds__(recur_threads, 3)
     auto step = [&](int r) {
       const float4 gates = rows.gates[r];
       const RowStep row = step_row(s, rows.k[r], rows.q[r], part, gates.x, gates.y, gates.z,
-                                   *reinterpret_cast<const float2*>(&rows.v[r][in_block]));
-      if (verify && part == 0) {
-        float* tape = tape_row(g.key_heads, g.value_heads, lane.tape, b * batch + r).d + value_head * dim + column;
-        tape[0] = row.d[0], tape[1] = row.d[1];
-      }
-      return make_float2(row.o[0], row.o[1]);
+                                   rows.v[r][own]);
+      if (verify && part < 2)
+        tape_row(g.key_heads, g.value_heads, lane.tape, b * batch + r).d[value_head * dim + column + part] = row.d;
+      return row.o;
     };
-    // Part p of eight keeps and stores row p of eight.
-    const std::int64_t row = segment.first_row + b * batch + part;
+    const std::int64_t row = segment.first_row + b * batch;
     if (count == batch) {
 #pragma unroll 1
-      for (int eight = 0; eight < batch; eight += 8) {
-        float2 mine{};
-#pragma unroll 4
-        for (int r = 0; r < 8; ++r) {
-          const float2 o = step(eight + r);
-          if (part == r) mine = o;
+      for (int four = 0; four < batch; four += 4) {
+        float mine[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) mine[r] = step(four + r);
+        if (part / 2 == 1) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) out[(row + four + r) * stride] = mine[r];
         }
-        *reinterpret_cast<float2*>(out + (row + eight) * stride) = mine;
       }
     } else {
       for (int r = 0; r < count; ++r) {
-        const float2 o = step(r);
-        if (part == r % 8) *reinterpret_cast<float2*>(out + (row + r / 8 * 8) * stride) = o;
+        const float o = step(r);
+        if (part / 2 == 1) out[(row + r) * stride] = o;
       }
     }
     __syncwarp();
@@ -303,7 +301,9 @@ __global__ void __launch_bounds__(finish_threads) gdn_finish_kernel(const __grid
   cuda::load_columns(args.rows.z, row, column, z);
   float squares = half_squares(o);
   squares += __shfl_xor_sync(0xffffffffu, squares, 8);
-  gate_and_norm(args, squares, in_head, z, o);
+  const float scale = norm_scale(args, squares);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) o[i] = gated(o[i], scale, args.norm[in_head + i], silu(z[i]));
   if (index / args.geometry.value_heads >= args.out.rows) return;
   cuda::store_columns(args.out, row, column, o);
   cuda::store_line(args.panel, row, column, o);
