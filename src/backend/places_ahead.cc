@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -32,8 +33,11 @@ void populate([[maybe_unused]] std::span<std::byte> memory) {
       madvise(memory.data() + begin, std::min(at_a_time, memory.size() - begin), MADV_POPULATE_WRITE);
     }
   };
-  std::vector<std::thread> threads(std::clamp<std::size_t>(memory.size() / worth_a_thread, 1, most_threads) - 1);
-  for (std::thread& thread : threads) thread = std::thread(bring);
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min(memory.size() / worth_a_thread, most_threads)) threads.emplace_back(bring);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do
+  }
   bring();
   for (std::thread& thread : threads) thread.join();
 #endif
