@@ -4,7 +4,7 @@
 set -eu
 cuobjdump=$1
 shift
-hot='q4_few_kernel|q4_portable_[a-z]*_kernel|q4_wide_kernel<|gdn_[a-z_]*kernel|tiles_kernel|chunk_kernel<[123], |merge_kernel|prepare_kernel|norm_kernel|swiglu_kernel|draft_[a-z]+_kernel|top_k_|walk_kernel'
+hot='q4_few_kernel|q4_portable_[a-z]*_kernel|q4_wide_kernel<|gdn_[a-z_]*kernel|tiles_kernel|narrow_kernel|chunk_kernel<[123], |merge_kernel|prepare_kernel|norm_kernel|swiglu_kernel|draft_[a-z]+_kernel|top_k_|walk_kernel'
 for file in "$@"; do "$cuobjdump" -res-usage "$file"; done 2>/dev/null |
   awk '/^arch = / {arch = $3} /Function/ {name = $2; sub(/:$/, "", name)} /REG:/ {print name, arch, $0}' |
   sed -E 's/^([^ ]+) ([^ ]+) .*REG:([0-9]+) STACK:([0-9]+) .*LOCAL:([0-9]+).*/\3 \4 \5 \2 \1/' | c++filt | sort -u -k4 |

@@ -12,7 +12,7 @@ if(SPLASH_CUDA_PROVE_PORTABLE)
   set(hopper gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu hopper_absent.cu)  # the first two compile for sm_80 too, and are not run
 else()
   splash_cuda_unit(hopper few_unit linear/q4_few_cuda.cu gdn/gdn_cuda.cu gdn/gdn_prefill_cuda.cu)
-  splash_cuda_unit(hopper wide_unit attention/attention_tiles_cuda.cu linear/q4_wide_cuda.cu)
+  splash_cuda_unit(hopper wide_unit attention/attention_narrow_cuda.cu attention/attention_tiles_cuda.cu linear/q4_wide_cuda.cu)
 endif()
 splash_cuda_library(splash_ops_cuda SOURCES ${both} HOPPER ${hopper} PORTABLE ${portable}
                     DEPS splash_backend_cuda splash_pack splash_link)

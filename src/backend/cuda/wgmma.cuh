@@ -18,6 +18,8 @@ template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
+// What ordinary stores of this thread wrote into shared memory becomes visible to the matrix unit; a barrier follows.
+__device__ __forceinline__ void stores_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A warp group hands registers back, another takes them (both as a whole, each in its own branch of the kernel).
 template <int registers>
@@ -180,5 +182,55 @@ __device__ __forceinline__ void wgmma_half_256(float (&c)[128], const std::uint3
         "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+
+// fp16 with few columns (attention of a step, whose columns are its query rows).
+template <int n>
+struct WgmmaHalf;
+
+template <>
+struct WgmmaHalf<16> {
+  static __device__ __forceinline__ void run(float (&c)[8], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7"
+        "},{%8,%9,%10,%11},%12,p,1,1,0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+  }
+};
+
+template <>
+struct WgmmaHalf<48> {
+  static __device__ __forceinline__ void run(float (&c)[24], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %29, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23"
+        "},{%24,%25,%26,%27},%28,p,1,1,0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+  }
+};
+
+template <>
+struct WgmmaHalf<64> {
+  static __device__ __forceinline__ void run(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "},{%32,%33,%34,%35},%36,p,1,1,0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
+          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+  }
+};
 
 }  // namespace splash::cuda

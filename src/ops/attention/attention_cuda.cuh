@@ -29,11 +29,13 @@ struct Arguments {
   std::byte* pool;           // this layer's part of page 0
   std::int64_t page_stride;  // bytes between pages
   __half* queries;           // [rows][query_heads][256], normed, rotated, times log2(e) / 16; null: tiles make their own
-  float* partials;           // [segment][tile, kv head][chunk][query row of the tile][256]
-  float* stats;              // [segment][tile, kv head][chunk][query row of the tile][2]: maximum, sum
+  float* partials;           // [segment][tile, kv head][slot][query row of the tile][256]
+  float* stats;              // [segment][tile, kv head][slot][query row of the tile][2]: maximum, sum
   int tiles;                 // per segment
   int tile_rows;             // of the segment, that share a block's keys
   int part_rows;             // query rows of a tile that have partial sums
+  int slots;                 // chunks of a tile that have partial sums
+  int group, group_inverse;  // query heads per key-value head; m / group is m * group_inverse >> 16, m < 8192
   double inverse_turns[32];  // frequency / (2 pi)
 };
 
@@ -62,17 +64,30 @@ __device__ __forceinline__ void find_rotation(const Arguments& args, int positio
   }
 }
 
-// One warp, one head of one row: eight consecutive dims per lane. RMSNorm, then rotation of the first 64 dims.
-__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float* gain, const Rotation& rotation,
+__device__ __forceinline__ void read_line(const float* from, float (&line)[8]) {  // aligned: heads are whole
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  line[0] = low.x, line[1] = low.y, line[2] = low.z, line[3] = low.w;
+  line[4] = high.x, line[5] = high.y, line[6] = high.z, line[7] = high.w;
+}
+
+__device__ __forceinline__ void read_gain(const float* from, int lane, float (&gain)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) gain[i] = from[lane * 8 + i];
+}
+
+// One warp, one head of one row: eight consecutive dims per lane, `gain` of these. RMSNorm, then rotation of the first 64
+// dims.
+__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float (&gain)[8], const Rotation& rotation,
                                                 int lane, float (&x)[8]) {
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-  const float scale = 1.0f / sqrtf(squares / dim + args.rms_eps);
+  float scale;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(fmaf(squares, 1.0f / dim, args.rms_eps)));
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = x[i] * scale * gain[lane * 8 + i];
+  for (int i = 0; i < 8; ++i) x[i] = x[i] * scale * gain[i];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float other = __shfl_xor_sync(0xffffffffu, x[i], 4);  // dims 0..31 lie in lanes 0..3, their partners in 4..7
@@ -92,8 +107,14 @@ __device__ __forceinline__ float quantise(const float (&x)[8], std::uint8_t (&co
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
   const float scale = fmaxf(top / 127.0f, 1e-20f);  // never zero: its logarithm is taken
+  const float inverse = 1.0f / scale;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) codes[i] = static_cast<std::uint8_t>(__float2int_rn(x[i] / scale) + 128);
+  for (int i = 0; i < 8; ++i) {
+    // x / scale as IEEE rounds it: a quotient from a rounded reciprocal, corrected once by its exact remainder.
+    const float quotient = __fmul_rn(x[i], inverse);
+    const float ratio = fmaf(fmaf(-quotient, scale, x[i]), inverse, quotient);
+    codes[i] = static_cast<std::uint8_t>(__float2int_rn(ratio) + 128);
+  }
   return scale;
 }
 
@@ -104,16 +125,13 @@ __device__ __forceinline__ uint4 pack_query(const float (&x)[8]) {
                     cuda::pack_fp16(x[4] * factor, x[5] * factor), cuda::pack_fp16(x[6] * factor, x[7] * factor));
 }
 
-// A warp stores one head's key (normed and rotated) or value of a position into its page.
-__device__ __forceinline__ void store_in_page(const Arguments& args, const SegmentEntry& segment, int position,
-                                              int kv_head, bool is_value, int lane, const float (&x)[8]) {
-  std::uint8_t codes[8];
-  const float scale = quantise(x, codes);
-  std::uint8_t* to = page_at(args, segment, position / page, kv_head);
-  const int in_page = position % page;
+// A warp puts the codes of one head's key or value of a position, and their scale, into a page or a copy of one.
+__device__ __forceinline__ void store_codes(std::uint8_t* keys, std::uint8_t* values, float* key_scales,
+                                            float* value_scales, int in_page, bool is_value, int lane,
+                                            const std::uint8_t (&codes)[8], float scale) {
   if (is_value) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[values_offset + (lane * 8 + i) * page + in_page] = codes[i];
+    for (int i = 0; i < 8; ++i) values[(lane * 8 + i) * page + in_page] = codes[i];
   } else {
     std::uint32_t words[2];
 #pragma unroll
@@ -122,9 +140,19 @@ __device__ __forceinline__ void store_in_page(const Arguments& args, const Segme
                  static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
     }
     const int unit = lane / 2 ^ (in_page & 1) << 2;
-    *reinterpret_cast<uint2*>(to + in_page * dim + unit * 16 + lane % 2 * 8) = make_uint2(words[0], words[1]);
+    *reinterpret_cast<uint2*>(keys + in_page * dim + unit * 16 + lane % 2 * 8) = make_uint2(words[0], words[1]);
   }
-  if (lane == 0) reinterpret_cast<float*>(to + (is_value ? value_scales_offset : key_scales_offset))[in_page] = scale;
+  if (lane == 0) (is_value ? value_scales : key_scales)[in_page] = scale;
+}
+
+// A warp stores one head's key (normed and rotated) or value of a position into its page.
+__device__ __forceinline__ void store_in_page(const Arguments& args, const SegmentEntry& segment, int position,
+                                              int kv_head, bool is_value, int lane, const float (&x)[8]) {
+  std::uint8_t codes[8];
+  const float scale = quantise(x, codes);
+  std::uint8_t* to = page_at(args, segment, position / page, kv_head);
+  store_codes(to, to + values_offset, reinterpret_cast<float*>(to + key_scales_offset),
+              reinterpret_cast<float*>(to + value_scales_offset), position % page, is_value, lane, codes, scale);
 }
 
 // Four codes + 128 as two pairs of exact fp16 codes.
@@ -153,6 +181,10 @@ __device__ __forceinline__ void merge_factors(float& maximum, float& sum, float 
   keep = power(maximum, top), add = power(chunk_maximum, top);
   sum = fmaf(sum, keep, chunk_sum * add);
   maximum = top;
+}
+
+__device__ __forceinline__ float gated_value(float value, float inverse_sum, float gate) {
+  return value * inverse_sum * __fdividef(1.0f, 1.0f + __expf(-gate));
 }
 
 }  // namespace splash::ops::paged

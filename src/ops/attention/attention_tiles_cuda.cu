@@ -1,26 +1,24 @@
-// Attention on the GPU: flash attention on wgmma over int8 pages, in two sizes.
+// Attention of wide passes (prefill) on the GPU: flash attention on wgmma over int8 pages.
 //
-// A block has a tile of query rows: rows of the pass times the query heads of one kv head, which share every key.
-// Consumer warp groups hold 64 query rows each with their 64 x 256 sums in registers; producer warp groups read pages
-// into registers a block of 64 positions ahead, turn codes into fp16 (exactly) and store them as core matrices, so that
-// they are unpacked once for all rows of the tile. Scores are scaled by the key's scale, weights carry the value's:
+// A block has a tile of 128 query rows: rows of the pass times the query heads of one kv head, which share every key.
+// Two consumer warp groups hold 64 query rows each with their 64 x 256 sums in registers; a producer warp group reads
+// pages into registers a block of 64 positions ahead, turns codes into fp16 (exactly) and stores them as core matrices,
+// so that they are unpacked once for all rows of the tile. Scores are scaled by the key's scale, weights carry the
+// value's:
 //   w = 2^(s + log2(value scale) - maximum) <= 1 in fp16,  denominator = sum w / value scale,
 // one power per score, and no overflow whatever the scales.
 //
-// Wide (prefill): 128 query rows, two consumers, one producer. Per block of positions 2 x 1024 cycles of the matrix
-// unit; shared memory moves 128 KB for QK, 64 KB for PV and 64 KB of unpacked codes, about 2,200 cycles: both near
-// their roofs, so a warp group's softmax must hide behind the other's products, and nothing else may touch shared
-// memory much.
-// Narrow (steps): up to 64 query rows, one consumer, two producers that take turns, because bytes on their way are what
-// a step lacks. Where every lane has one tile, its blocks make their queries themselves, and the block whose chunk a new
-// position falls into stores its key and value: no kernel before this one.
+// Per block of positions 2 x 1024 cycles of the matrix unit; shared memory moves 128 KB for QK, 64 KB for PV and 64 KB of
+// unpacked codes, about 2,200 cycles: both near their roofs, so a warp group's softmax must hide behind the other's
+// products, and nothing else may touch shared memory much.
 //
 // Order of sums: blocks of 64 by absolute position inside chunks by absolute position; chunks in order, in the block
 // itself or in a kernel behind it, by the same operations. So a row's bits depend neither on the tile it falls into nor
 // on splits.
-#include "backend/cuda/launch.h"
+#include <algorithm>
+
 #include "backend/cuda/wgmma.cuh"
-#include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention_merge.cuh"
 #include "ops/attention/attention_tiles_cuda.h"
 
 namespace splash::ops::paged {
@@ -31,13 +29,13 @@ constexpr int cores_bytes = 4096;  // eight rows of 256 fp16 as 32 core matrices
 constexpr int group_threads = 128;
 constexpr int tile_threads = 3 * group_threads;
 
+constexpr int consumers = 2;  // warp groups, beside one producer
+constexpr int consumer_registers = 208, producer_registers = 88;
+constexpr int tile_query_rows = consumers * 64;
+
 struct Wide {
-  static constexpr int consumers = 2, producers = 1;  // warp groups
-  static constexpr int consumer_registers = 208, producer_registers = 88;
   // Chunks long enough that merging them costs little, few enough that their sums fit when a short pass is split.
   static constexpr int most_chunks = 36;
-  // Query rows of a tile with partial sums: all, also those of nobody (the consumers have no register to leave them out).
-  static __device__ constexpr int part_rows(const Arguments&) { return 128; }
   __host__ __device__ static constexpr int chunk_begin(int chunk) {
     return chunk < 8 ? chunk * 4096 : 32768 + (chunk - 8) * 8192;
   }
@@ -45,35 +43,14 @@ struct Wide {
     return positions <= 32768 ? (positions + 4095) / 4096 : 8 + (positions - 32768 + 8191) / 8192;
   }
 };
-struct Narrow {
-  static constexpr int consumers = 1, producers = 2;
-  static constexpr int consumer_registers = 216, producer_registers = 144;
-  // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
-  // against the pages.
-  static constexpr int most_chunks = 120;
-  static __device__ int part_rows(const Arguments& args) { return args.part_rows; }
-  __host__ __device__ static constexpr int chunk_begin(int chunk) {
-    if (chunk < 16) return chunk * 128;
-    if (chunk < 40) return 2048 + (chunk - 16) * 256;
-    if (chunk < 64) return 8192 + (chunk - 40) * 1024;
-    return 32768 + (chunk - 64) * 4096;
-  }
-  __host__ __device__ static constexpr int chunks_for(int positions) {
-    if (positions <= 2048) return (positions + 127) / 128;
-    if (positions <= 8192) return 16 + (positions - 2048 + 255) / 256;
-    if (positions <= 32768) return 40 + (positions - 8192 + 1023) / 1024;
-    return 64 + (positions - 32768 + 4095) / 4096;
-  }
-};
-static_assert(Wide::chunks_for(262144) == Wide::most_chunks && Narrow::chunks_for(262144) == Narrow::most_chunks);
+static_assert(Wide::chunks_for(262144) == Wide::most_chunks);
 
 struct QueryTile {
   int kv_head, group, first, rows, position;
 };
 
-template <class Kind>
 struct TileShared {
-  std::uint8_t queries[Kind::consumers * 8][cores_bytes];
+  std::uint8_t queries[consumers * 8][cores_bytes];
   std::uint8_t keys[stages][block / 8][cores_bytes];
   std::uint8_t values[stages][dim / 8][block * 16];  // eight dims of 64 positions as 8 core matrices
   float key_scales[stages][block];
@@ -82,21 +59,19 @@ struct TileShared {
   SegmentEntry segment;                 // here and not in the consumers' registers, of which not one is free
   QueryTile tile;
   std::uint64_t keys_full[stages], keys_empty[stages], values_full[stages], values_empty[stages];
-  float2 rotations[Kind::consumers == 1 ? 64 : 1][32];  // sines and cosines of a tile's rows that makes its own queries
 };
 
 // The blocks of positions of one thread block: chunks blockIdx.x, + gridDim.x, ... of those below `limit`.
-template <class Kind>
 struct Walk {
   int chunk, position, limit, stride;
   __device__ Walk(int first, int step, int positions)
-      : chunk(first), position(Kind::chunk_begin(first)), limit(positions), stride(step) {}
+      : chunk(first), position(Wide::chunk_begin(first)), limit(positions), stride(step) {}
   __device__ bool done() const { return position >= limit; }
   __device__ void next() {
     position += block;
-    if (position < min(Kind::chunk_begin(chunk + 1), limit)) return;
+    if (position < min(Wide::chunk_begin(chunk + 1), limit)) return;
     chunk += stride;
-    position = Kind::chunk_begin(chunk);
+    position = Wide::chunk_begin(chunk);
   }
 };
 
@@ -104,8 +79,6 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
                                              std::uint32_t d) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// What ordinary stores wrote becomes visible to the matrix unit.
-__device__ __forceinline__ void stores_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Sixteen codes become two chunks of eight fp16, 128 bytes apart: neighbouring core matrices.
 __device__ __forceinline__ void unpack_codes(const uint4& codes, std::uint32_t address) {
@@ -114,18 +87,6 @@ __device__ __forceinline__ void unpack_codes(const uint4& codes, std::uint32_t a
   store_shared(address, a[0], a[1], b[0], b[1]);
   codes_to_fp16(codes.z, a), codes_to_fp16(codes.w, b);
   store_shared(address + 128, a[0], a[1], b[0], b[1]);
-}
-
-// A row's rotation for the eight dims of a lane; only lanes 0..7 rotate.
-template <class Kind>
-__device__ __forceinline__ Rotation rotation_at(const TileShared<Kind>& shared, int row, int lane) {
-  Rotation rotation;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float2 both = shared.rotations[row][lane % 4 * 8 + i];
-    rotation.sine[i] = both.x, rotation.cosine[i] = both.y;
-  }
-  return rotation;
 }
 
 // Producers. Eight lanes that store together have eight rows of one core matrix, and the four groups of a warp read 64
@@ -159,21 +120,18 @@ struct Producer {
     return reinterpret_cast<const float*>(page_of(position + warp % 2 * page) +
                                           (warp < 2 ? key_scales_offset : value_scales_offset))[lane];
   }
-  template <class Shared>
-  __device__ void store_keys(Shared& shared, int stage, int half, const Group& from) const {
+  __device__ void store_keys(TileShared& shared, int stage, int half, const Group& from) const {
     const std::uint32_t to = cuda::shared_address(shared.keys[stage][warp * 2 + half]) + lane / 8 * 256 + lane % 8 * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) unpack_codes(from[i], to + i * 1024);
   }
-  template <class Shared>
-  __device__ void store_values(Shared& shared, int stage, int half, const Group& from) const {
+  __device__ void store_values(TileShared& shared, int stage, int half, const Group& from) const {
     const std::uint32_t to = cuda::shared_address(shared.values[stage][warp % 2 * 16 + half * 8 + lane / 16]) +
                              (warp / 2 * 4 + lane / 8 % 2 * 2) * 128 + lane % 8 * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) unpack_codes(from[i], to + i * 2 * block * 16);
   }
-  template <class Shared>
-  __device__ void store_scale(Shared& shared, int stage, float scale) const {
+  __device__ void store_scale(TileShared& shared, int stage, float scale) const {
     const int position = warp % 2 * page + lane;
     if (warp < 2) {
       shared.key_scales[stage][position] = scale;
@@ -186,32 +144,26 @@ struct Producer {
   }
 };
 
-// Producer `turn` of Kind::producers takes every so manieth block of positions.
-template <class Kind>
 __device__ __forceinline__ void produce(const Arguments& args, const SegmentEntry& segment, const QueryTile& tile,
-                                        Walk<Kind> walk, TileShared<Kind>& shared, int turn, int thread) {
+                                        Walk walk, TileShared& shared, int thread) {
   const Producer producer{args, segment, tile.kv_head, (walk.limit - 1) / page, thread / 32, thread % 32};
   // Three quarters of a block are always on their way: keys 0, keys 1, values 0 | values 1, keys 0, keys 1 | ...
   Producer::Group a, b, c;
-  float scale = 0;
-  for (int i = 0; i < turn; ++i) walk.next();
-  if (walk.done()) return;
   producer.read_keys(walk.position, 0, a);
   producer.read_keys(walk.position, 1, b);
   producer.read_values(walk.position, 0, c);
-  scale = producer.read_scale(walk.position);
-  int stage = turn, parity = 1;  // of the wait for an empty stage: the first round passes
+  float scale = producer.read_scale(walk.position);
+  int stage = 0, parity = 1;  // of the wait for an empty stage: the first round passes
   auto one_block = [&](Producer::Group& first, Producer::Group& second, Producer::Group& third) {
     const int position = walk.position;
-#pragma unroll
-    for (int i = 0; i < Kind::producers; ++i) walk.next();
+    walk.next();
     const bool more = !walk.done();
     cuda::barrier_wait(cuda::shared_address(&shared.keys_empty[stage]), parity);
     producer.store_keys(shared, stage, 0, first);
     producer.read_values(position, 1, first);
     producer.store_keys(shared, stage, 1, second);
     if (more) producer.read_keys(walk.position, 0, second);
-    stores_for_wgmma();
+    cuda::stores_for_wgmma();
     cuda::barrier_arrive(cuda::shared_address(&shared.keys_full[stage]));
     cuda::barrier_wait(cuda::shared_address(&shared.values_empty[stage]), parity);
     producer.store_values(shared, stage, 0, third);
@@ -219,13 +171,9 @@ __device__ __forceinline__ void produce(const Arguments& args, const SegmentEntr
     if (more) producer.read_keys(walk.position, 1, third), scale = producer.read_scale(walk.position);
     producer.store_values(shared, stage, 1, first);
     if (more) producer.read_values(walk.position, 0, first);
-    stores_for_wgmma();
+    cuda::stores_for_wgmma();
     cuda::barrier_arrive(cuda::shared_address(&shared.values_full[stage]));
-    if (Kind::producers == stages) {
-      parity ^= 1;  // a producer has its stage for itself
-    } else if (++stage == stages) {
-      stage = 0, parity ^= 1;
-    }
+    if (++stage == stages) stage = 0, parity ^= 1;
     return more;
   };
   while (one_block(a, b, c) && one_block(b, c, a) && one_block(c, a, b)) {
@@ -241,8 +189,8 @@ struct Gathered {
 
 // One block of positions: scores become weights (A fragments), sums and maxima move on. first: the position of this
 // thread's first column; last_seen: the last position that each of the two rows may see.
-template <bool masked, class Kind>
-__device__ __forceinline__ void weigh(float (&s)[32], const TileShared<Kind>& shared, int stage, int t, int position,
+template <bool masked>
+__device__ __forceinline__ void weigh(float (&s)[32], const TileShared& shared, int stage, int t, int position,
                                       const int (&last_seen)[2], Gathered& rows, float (&factors)[2],
                                       std::uint32_t (&weights)[16]) {
   float top[2] = {-INFINITY, -INFINITY};
@@ -283,20 +231,9 @@ __device__ __forceinline__ void weigh(float (&s)[32], const TileShared<Kind>& sh
   }
 }
 
-__device__ __forceinline__ void read_line(const float* from, float (&line)[8]) {  // aligned: heads are whole
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  line[0] = low.x, line[1] = low.y, line[2] = low.z, line[3] = low.w;
-  line[4] = high.x, line[5] = high.y, line[6] = high.z, line[7] = high.w;
-}
-
-__device__ __forceinline__ float gated_value(float value, float inverse_sum, float gate) {
-  return value * inverse_sum * __fdividef(1.0f, 1.0f + __expf(-gate));
-}
-
 // The queries of a warp group as core matrices; rows of nobody are zero.
-template <class Kind>
 __device__ __forceinline__ void load_query_tile(const Arguments& args, const SegmentEntry& segment,
-                                                const QueryTile& tile, TileShared<Kind>& shared, int warp, int lane) {
+                                                const QueryTile& tile, TileShared& shared, int warp, int lane) {
   uint4 chunks[16];
   const int row = lane % 8;
 #pragma unroll
@@ -318,84 +255,15 @@ __device__ __forceinline__ void load_query_tile(const Arguments& args, const Seg
   }
 }
 
-// The same, out of the projections, by all warps of the block: norm and rotation here. A lane has a chunk of each of four
-// rows, and stores them in an order of its own: four rows of a core matrix at a time.
-template <class Kind>
-__device__ __forceinline__ void make_query_tile(const Arguments& args, const SegmentEntry& segment,
-                                                const QueryTile& tile, TileShared<Kind>& shared, int warp, int lane) {
-  constexpr int together = 4;
-  const int count = tile.rows * tile.group;
-#pragma unroll 1
-  for (int first = warp * together; first < count; first += together * tile_threads / 32) {
-    float x[together][8];
-#pragma unroll
-    for (int i = 0; i < together; ++i) {
-      const int m = min(first + i, count - 1);
-      read_line(cuda::row_of(args.rows.q_gate, segment.first_row + m / tile.group) +
-                    (tile.kv_head * tile.group + m % tile.group) * 2 * dim + lane * 8,
-                x[i]);
-    }
-    uint4 chunks[together];
-#pragma unroll
-    for (int i = 0; i < together; ++i) {
-      const int m = min(first + i, count - 1);
-      norm_and_rotate(args, args.q_norm, rotation_at(shared, m / tile.group, lane), lane, x[i]);
-      chunks[i] = pack_query(x[i]);
-    }
-#pragma unroll
-    for (int bit = 1; bit < together; bit <<= 1) {
-      uint4 turned[together];
-#pragma unroll
-      for (int i = 0; i < together; ++i) turned[i] = lane & bit ? chunks[(i + bit) % together] : chunks[i];
-#pragma unroll
-      for (int i = 0; i < together; ++i) chunks[i] = turned[i];
-    }
-    const std::uint32_t to = cuda::shared_address(shared.queries[first / 8]) + first % 8 * 16 + lane * 128;
-#pragma unroll
-    for (int i = 0; i < together; ++i)
-      store_shared(to + (i + lane) % together * 16, chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w);
-  }
-}
-
-// Keys and values of this pass's rows that fall into chunks of this block go into their pages; a warp per head and row.
-template <class Kind>
-__device__ __forceinline__ void store_rows(const Arguments& args, const SegmentEntry& segment, const QueryTile& tile,
-                                           const TileShared<Kind>& shared, int warp, int lane) {
-  constexpr int all_warps = tile_threads / 32, together = 2;
-  const auto mine = [&](int position) {
-    return (Kind::chunks_for(position + 1) - 1) % static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x);
-  };
-  if (!mine(tile.position) && !mine(tile.position + tile.rows - 1)) return;
-#pragma unroll 1
-  for (int first = warp; first < 2 * tile.rows; first += together * all_warps) {
-    float x[together][8];
-#pragma unroll
-    for (int i = 0; i < together; ++i) {
-      const int task = min(first + i * all_warps, 2 * tile.rows - 1);
-      cuda::load_columns(task % 2 ? args.rows.v : args.rows.k, segment.first_row + task / 2,
-                         tile.kv_head * dim + lane * 8, x[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < together; ++i) {
-      const int task = first + i * all_warps, row = task / 2;
-      if (task >= 2 * tile.rows || !mine(tile.position + row)) continue;
-      if (task % 2 == 0) norm_and_rotate(args, args.k_norm, rotation_at(shared, row, lane), lane, x[i]);
-      store_in_page(args, segment, tile.position + row, tile.kv_head, task % 2 != 0, lane, x[i]);
-    }
-  }
-}
-
 // The chunk is done: its sums join those of the chunks before it. In a split block they go to memory for the merge;
 // else they wait in the output matrix for the next chunk (first: nothing waits there yet).
-template <class Kind>
-__device__ __forceinline__ void end_chunk(const Arguments& args, const TileShared<Kind>& shared, int warp, int lane,
+__device__ __forceinline__ void end_chunk(const Arguments& args, const TileShared& shared, int warp, int lane,
                                           int chunk, bool first, float (&out)[128], Gathered& rows) {
   const SegmentEntry& segment = shared.segment;
   const QueryTile tile = shared.tile;
   const bool split = gridDim.x > 1;
   const std::int64_t part =
-      ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * Kind::most_chunks + chunk) *
-      Kind::part_rows(args);
+      ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * args.slots + chunk) * args.part_rows;
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -403,9 +271,7 @@ __device__ __forceinline__ void end_chunk(const Arguments& args, const TileShare
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int m = warp * 16 + h * 8 + g;
-    if (Kind::consumers == 1 && split && m / tile.group >= tile.rows) {
-      // a row of nobody
-    } else if (split) {
+    if (split) {
       if (t == 0) *reinterpret_cast<float2*>(args.stats + (part + m) * 2) = make_float2(rows.maximum[h], total);
       float* to = args.partials + (part + m) * dim + 2 * t;
 #pragma unroll
@@ -445,8 +311,7 @@ __device__ __forceinline__ void end_chunk(const Arguments& args, const TileShare
 
 // All chunks are in: the gate, the output and its panel. The last chunk's sums come from registers (`only`: it is the
 // first, too). Four lanes that hold the columns 2t, 2t + 1 of four lines trade them for a whole line each.
-template <class Kind>
-__device__ __forceinline__ void finish_tile(const Arguments& args, const TileShared<Kind>& shared, int warp, int lane,
+__device__ __forceinline__ void finish_tile(const Arguments& args, const TileShared& shared, int warp, int lane,
                                             bool only, float (&out)[128], Gathered& rows) {
   const SegmentEntry& segment = shared.segment;
   const QueryTile tile = shared.tile;
@@ -507,16 +372,13 @@ __device__ __forceinline__ void finish_tile(const Arguments& args, const TileSha
   }
 }
 
-template <class Kind, bool own>
-__device__ __forceinline__ void consume(const Arguments& args, Walk<Kind> walk, int first_position,
-                                        TileShared<Kind>& shared, int warp, int lane) {
+__device__ __forceinline__ void consume(const Arguments& args, Walk walk, int first_position,
+                                        TileShared& shared, int warp, int lane) {
   const int g = lane / 4, t = lane % 4;
   constexpr std::uint64_t step = 256 / 16;  // of a descriptor: two core matrices, k of one instruction
-  if constexpr (!own) {
-    load_query_tile(args, shared.segment, shared.tile, shared, warp, lane);
-    stores_for_wgmma();
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warp / 4) : "memory");
-  }
+  load_query_tile(args, shared.segment, shared.tile, shared, warp, lane);
+  cuda::stores_for_wgmma();
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + warp / 4) : "memory");
   const auto queries = static_cast<std::uint32_t>(
       cuda::matrix_descriptor(cuda::shared_address(shared.queries[warp / 4 * 8]), 128, cores_bytes));
   int last_seen[2];
@@ -588,12 +450,10 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk<Kind> walk, 
   }
 }
 
-// Grid: splits x (tiles * kv heads) x segments, the last rows, which see most, first. own: the tile makes its queries
-// and stores its rows' keys and values itself.
-template <class Kind, bool own>
+// Grid: splits x (tiles * kv heads) x segments, the last rows, which see most, first.
 __global__ void __launch_bounds__(tile_threads, 1) tiles_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<TileShared<Kind>*>(memory);
+  auto& shared = *reinterpret_cast<TileShared*>(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
@@ -607,137 +467,44 @@ __global__ void __launch_bounds__(tile_threads, 1) tiles_kernel(const __grid_con
     for (int i = 0; i < stages; ++i) {
       cuda::barrier_init(cuda::shared_address(&shared.keys_full[i]), group_threads);
       cuda::barrier_init(cuda::shared_address(&shared.values_full[i]), group_threads);
-      cuda::barrier_init(cuda::shared_address(&shared.keys_empty[i]), Kind::consumers * 4);
-      cuda::barrier_init(cuda::shared_address(&shared.values_empty[i]), Kind::consumers * 4);
+      cuda::barrier_init(cuda::shared_address(&shared.keys_empty[i]), consumers * 4);
+      cuda::barrier_init(cuda::shared_address(&shared.values_empty[i]), consumers * 4);
     }
     cuda::barrier_init_done();
     shared.segment = segment, shared.tile = tile;
   }
-  if constexpr (own) {
-    for (int i = threadIdx.x; i < tile.rows * 32; i += tile_threads)
-      shared.rotations[i / 32][i % 32] = sine_and_cosine(args, tile.position + i / 32, i % 32);
-  }
   __syncthreads();
   if (tile.rows <= 0) return;
-  const Walk<Kind> walk(blockIdx.x, gridDim.x, tile.position + tile.rows);
+  const Walk walk(blockIdx.x, gridDim.x, tile.position + tile.rows);
   if (walk.done()) return;
-  if constexpr (own) {
-    // Pages that hold no row of this pass are complete since earlier steps: the first are fetched into the L2 meanwhile.
-    if (Walk<Kind> ahead = walk; threadIdx.x < 4) {
-      for (int i = 0; i < static_cast<int>(threadIdx.x) / 2; ++i) ahead.next();
-      const int position = ahead.position + threadIdx.x % 2 * page;
-      if (!ahead.done() && position + page <= segment.position)
-        cuda::bulk_prefetch(page_at(args, segment, position / page, tile.kv_head), page_bytes);
-    }
-    cuda::wait_for_predecessors();
-    make_query_tile(args, segment, tile, shared, warp, lane);
-    store_rows(args, segment, tile, shared, warp, lane);
-    stores_for_wgmma();
-    __syncthreads();
-  } else {
-    cuda::wait_for_predecessors();
-  }
-  if (warp >= Kind::consumers * 4) {
-    cuda::give_registers<Kind::producer_registers>();
-    const int thread = static_cast<int>(threadIdx.x) - Kind::consumers * group_threads;
-    produce<Kind>(args, segment, tile, walk, shared, Kind::producers == 1 ? 0 : thread / group_threads,
-                  thread % group_threads);
-  } else {
-    cuda::take_registers<Kind::consumer_registers>();
-    consume<Kind, own>(args, walk, tile.position, shared, warp, lane);
-  }
-}
-
-// Chunks of a split block in order, then the gate: a warp per query row, eight dims per lane. Grid: query rows of a tile
-// / 4 x (tiles * kv heads) x segments. Everything is requested at once; only the factors wait for each other.
-template <class Kind>
-__global__ void __launch_bounds__(threads) merge_kernel(const __grid_constant__ Arguments args) {
-  cuda::dependents_may_start();
-  const SegmentEntry segment = args.segments[blockIdx.z];
-  const int lane = threadIdx.x % 32, m = blockIdx.x * warps + threadIdx.x / 32;
-  const int group = args.query_heads / args.kv_heads, kv_head = blockIdx.y % args.kv_heads;
-  const int first = (args.tiles - 1 - static_cast<int>(blockIdx.y) / args.kv_heads) * args.tile_rows;
-  const int rows = min(args.tile_rows, segment.rows - first);
-  if (m / group >= rows) return;
-  const int chunks = Kind::chunks_for(segment.position + first + rows);
-  const std::int64_t base =
-      (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * Kind::most_chunks * args.part_rows + m;
-  const int row = segment.first_row + first + m / group, head = kv_head * group + m % group;
   cuda::wait_for_predecessors();
-  constexpr int stat_lines = (Kind::most_chunks + 31) / 32, together = 16;
-  float2 stats[stat_lines];
-#pragma unroll
-  for (int i = 0; i < stat_lines; ++i) {
-    const int chunk = min(i * 32 + lane, chunks - 1);
-    stats[i] = *reinterpret_cast<const float2*>(args.stats + (base + std::int64_t{chunk} * args.part_rows) * 2);
+  if (warp >= consumers * 4) {
+    cuda::give_registers<producer_registers>();
+    produce(args, segment, tile, walk, shared, threadIdx.x - consumers * group_threads);
+  } else {
+    cuda::take_registers<consumer_registers>();
+    consume(args, walk, tile.position, shared, warp, lane);
   }
-  float gate[8];
-  cuda::load_columns(args.rows.q_gate, row, head * 2 * dim + dim + lane * 8, gate);
-  float maximum = 0, sum = 0, out[8] = {};
-#pragma unroll
-  for (int i = 0; i < stat_lines; ++i) {
-    for (int some = i * 32; some < min(i * 32 + 32, chunks); some += together) {
-      float values[together][8];
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        if (some + j < chunks)
-          read_line(args.partials + (base + std::int64_t{some + j} * args.part_rows) * dim + lane * 8, values[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const float chunk_maximum = __shfl_sync(0xffffffffu, stats[i].x, (some + j) % 32),
-                    chunk_sum = __shfl_sync(0xffffffffu, stats[i].y, (some + j) % 32);
-        if (some + j >= chunks) continue;
-        if (some + j == 0) {
-          maximum = chunk_maximum, sum = chunk_sum;
-#pragma unroll
-          for (int d = 0; d < 8; ++d) out[d] = values[j][d];
-          continue;
-        }
-        float keep, add;
-        merge_factors(maximum, sum, chunk_maximum, chunk_sum, keep, add);
-#pragma unroll
-        for (int d = 0; d < 8; ++d) out[d] = fmaf(out[d], keep, __fmul_rn(values[j][d], add));
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] = gated_value(out[i], 1.0f / sum, gate[i]);
-  cuda::store_columns(args.out, row, head * dim + lane * 8, out);
-  cuda::store_line(args.panel, row, head * dim + lane * 8, out);
-}
-
-template <class Kind, bool own>
-void run(cuda::Stream& stream, Arguments args, int segments, int most_rows) {
-  const int group = args.query_heads / args.kv_heads;
-  args.tile_rows = Kind::consumers * 64 / group;
-  args.tiles = (most_rows + args.tile_rows - 1) / args.tile_rows;
-  args.part_rows = Kind::consumers == 1 ? std::min(args.tile_rows, most_rows) * group : 128;
-  const int pairs = args.tiles * args.kv_heads, units = pairs * segments;
-  // Few tiles: each is cut at its chunks, if the sums of that many fit.
-  const std::int64_t stats_floats = std::int64_t{units} * Kind::most_chunks * args.part_rows * 2;
-  const std::int64_t partial_floats = stats_floats / 2 * dim;
-  int splits = std::clamp(stream.facts().multiprocessors / units, 1, Kind::most_chunks);
-  if ((partial_floats + stats_floats) * 4 > static_cast<std::int64_t>(stream.partials_bytes())) splits = 1;
-  args.stats = args.partials + partial_floats;
-  cuda::allow_shared(stream, tiles_kernel<Kind, own>, sizeof(TileShared<Kind>));
-  cuda::launch(stream, "attention tiles", {dim3(splits, pairs, segments), dim3(tile_threads), sizeof(TileShared<Kind>)},
-               tiles_kernel<Kind, own>, args);
-  if (splits == 1) return;
-  cuda::launch(stream, "attention merge",
-               {dim3((args.part_rows + warps - 1) / warps, pairs, segments), dim3(threads)}, merge_kernel<Kind>, args);
 }
 
 }  // namespace
 
-void run_tiles(cuda::Stream& stream, Arguments args, int segments, int most_rows, bool wide) {
-  if (wide) {
-    run<Wide, false>(stream, args, segments, most_rows);
-  } else if (args.queries) {
-    run<Narrow, false>(stream, args, segments, most_rows);
-  } else {
-    run<Narrow, true>(stream, args, segments, most_rows);
-  }
+void run_tiles(cuda::Stream& stream, Arguments args, int segments, int most_rows) {
+  args.tile_rows = tile_query_rows / args.group;
+  args.tiles = (most_rows + args.tile_rows - 1) / args.tile_rows;
+  args.part_rows = tile_query_rows;  // also of nobody: the consumers have no register to leave them out
+  args.slots = Wide::most_chunks;
+  const int pairs = args.tiles * args.kv_heads, units = pairs * segments;
+  // Few tiles: each is cut at its chunks, if the sums of that many fit.
+  const std::int64_t stats_floats = std::int64_t{units} * args.slots * args.part_rows * 2;
+  const std::int64_t partial_floats = stats_floats / 2 * dim;
+  int splits = std::clamp(stream.facts().multiprocessors / units, 1, Wide::most_chunks);
+  if ((partial_floats + stats_floats) * 4 > static_cast<std::int64_t>(stream.partials_bytes())) splits = 1;
+  args.stats = args.partials + partial_floats;
+  cuda::allow_shared(stream, tiles_kernel, sizeof(TileShared));
+  cuda::launch(stream, "attention tiles", {dim3(splits, pairs, segments), dim3(tile_threads), sizeof(TileShared)},
+               tiles_kernel, args);
+  if (splits > 1) launch_merge<Wide>(stream, args, pairs, segments);
 }
 
 }  // namespace splash::ops::paged

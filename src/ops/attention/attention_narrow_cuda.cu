@@ -1,0 +1,687 @@
+// Attention of steps on Hopper: up to 64 query rows of one key-value head against int8 pages, positions first.
+//
+// A step is bound by the bytes of its pages, and at short contexts by everything that happens once. So pages come into
+// shared memory as they are, by bulk copies that wait for nobody, and their codes meet the matrix unit from registers:
+// scores are keys times queries (positions are the rows of the product, codes become fp16 where they are loaded),
+// sums are values, which pages hold transposed, times weights. What the matrix unit reads from shared memory are the
+// queries and the weights only, and a thread holds 24 to 64 sums.
+//
+// A block has two warp groups and takes units of 128 positions: for scores a group has 64 positions, for sums 128 dims
+// over all of them. Its keys and values have room for one unit: the next one's keys are asked for when the scores are
+// there, its values when the last value has been read, and a second block on the multiprocessor computes meanwhile.
+//
+// Which position, dim or query is which row, k or column of a product is free as long as both factors agree. Thread t
+// of a quad takes sixteen consecutive bytes of a row (one read) as four steps of k; a quad's rows are chosen so that
+// weights, stored as transposed 8 x 8 matrices, lie as the second product reads them, and neighbouring dims in one
+// thread.
+//
+// w = 2^(s + log2(value scale) - maximum) <= 1 in fp16, denominator = sum w / value scale: one power per score, and no
+// overflow whatever the scales. Order of sums: units by absolute position inside chunks by absolute position; chunks in
+// order, in the block or behind it by the same operations. So a row's bits depend neither on its tile nor on splits.
+#include <algorithm>
+
+#include "backend/cuda/wgmma.cuh"
+#include "ops/attention/attention_merge.cuh"
+#include "ops/attention/attention_narrow_cuda.h"
+
+namespace splash::ops::paged {
+namespace {
+
+constexpr int narrow_threads = 256, narrow_warps = narrow_threads / 32;
+constexpr int unit = 128, unit_pages = unit / page;
+constexpr int key_bytes = page * dim;
+// Pages of values lie 32 bytes off the others' banks: a read takes 32 bytes of each of four rows in two pages.
+constexpr int value_bytes = page * dim + 32;
+// Eight queries: 32 core matrices of 128 bytes, 16 apart, so that the lanes that store a query hit different banks.
+constexpr int core_step = 144, query_bytes = 32 * core_step;
+constexpr int weight_bytes = unit / 8 * 128;  // of eight queries
+
+struct Narrow {
+  // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
+  // against the pages: 128, from 2,048 on 256, from 4,096 on 512 (two blocks on each of 132 multiprocessors share 32K in
+  // 66 parts), from 32K on 2,048, from 64K on 8,192.
+  static constexpr int most_chunks = 120;
+  // Lines that grow steeper: the highest holds. And their inverses, of which the lowest does.
+  __host__ __device__ static constexpr int higher(int a, int b) { return a > b ? a : b; }
+  __host__ __device__ static constexpr int lower(int a, int b) { return a < b ? a : b; }
+  __host__ __device__ static constexpr int chunk_begin(int chunk) {
+    return higher(higher(higher(chunk * 128, chunk * 256 - 2048), chunk * 512 - 8192),
+                  higher(chunk * 2048 - 131072, chunk * 8192 - 720896));
+  }
+  __host__ __device__ static constexpr int chunks_for(int positions) {
+    return lower(lower(lower((positions + 127) >> 7, (positions + 2048 + 255) >> 8), (positions + 8192 + 511) >> 9),
+                 lower((positions + 131072 + 2047) >> 11, (positions + 720896 + 8191) >> 13));
+  }
+};
+static_assert(Narrow::chunks_for(262144) == Narrow::most_chunks && Narrow::chunks_for(32768) == 80 &&
+              Narrow::chunk_begin(16) == 2048 && Narrow::chunk_begin(24) == 4096 && Narrow::chunk_begin(80) == 32768 &&
+              Narrow::chunk_begin(96) == 65536);
+
+struct Tile {
+  int kv_head, first, rows, position;
+};
+
+// The units of one block: its chunks come in turn, every second time from the other end, so that the blocks that began
+// with a long one do not get the next long one too. The last chunks, with the new positions, are first.
+struct NarrowWalk {
+  int index, step, chunks, limit, chunk, position, end;
+  __device__ void begin(int positions) {
+    index = blockIdx.y, step = 2 * gridDim.y - 1 - 2 * blockIdx.y;
+    chunks = Narrow::chunks_for(positions), limit = positions;
+    enter();
+  }
+  __device__ void enter() {
+    chunk = gridDim.y == 1 ? index : chunks - 1 - index;  // alone, a block merges them in order
+    position = Narrow::chunk_begin(chunk), end = min(Narrow::chunk_begin(chunk + 1), limit);
+  }
+  __device__ bool done() const { return index >= chunks; }
+  __device__ void next() {
+    position += unit;
+    if (position < end) return;
+    index += step, step = 2 * gridDim.y - step;
+    enter();
+  }
+  // Whether a position in the last two chunks is this block's.
+  __device__ bool mine(int new_position) const {
+    return gridDim.y == 1 || chunks - Narrow::chunks_for(new_position + 1) == static_cast<int>(blockIdx.y);
+  }
+};
+
+template <int columns>
+struct NarrowShared {
+  std::uint8_t queries[columns / 8][query_bytes];
+  union {
+    std::uint8_t weights[columns / 8][weight_bytes];
+    float2 rotations[columns][32];  // before the first weights: sines and cosines of the tile's rows
+  };
+  std::uint8_t keys[unit_pages][key_bytes];
+  std::uint8_t values[unit_pages][value_bytes];
+  float scales[unit_pages][2 * page];  // of keys, of values
+  float sums[narrow_warps][columns];   // of the running chunk
+  int maxima[2][columns];              // of the running chunk and of the next, as ordered()
+  float running[2][columns];           // the same up to this unit and up to the one before
+  float keep[columns];                 // what the unit's new maxima leave of the sums before
+  float2 all[columns];                 // maximum and sum of the chunks before this one, where the block merges them
+  float2 factors[columns];             // what the merge of a chunk keeps and adds
+  alignas(16) float key_gain[dim];
+  PageId first_pages[unit_pages];  // of the first unit
+  std::uint64_t keys_full, values_full, values_empty;
+  // Here and not in registers, of which not one is free.
+  SegmentEntry segment;
+  Tile tile;
+  NarrowWalk walk;  // thread 0's, a unit ahead
+  int2 units[2];    // position and chunk: of the unit behind this one at [parity] (-1: there is none), of this one
+};
+
+// Floats as integers in the same order, for maxima in shared memory.
+__device__ __forceinline__ int ordered(int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+// The maximum of nothing: finite, so that differences are numbers, and less than any score.
+constexpr float nothing = -0x1p100f;
+constexpr int ordered_nothing = static_cast<int>(0xf1800000u ^ 0x7fffffffu);
+
+__device__ __forceinline__ void store_word(std::uint32_t address, std::uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+// Four 8 x 8 matrices, transposed; lane l names the row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                                 std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+// Keys (with all scales) or values of a unit on their way, by warp 0: a lane per page, whose number it has.
+__device__ __forceinline__ int unit_page_count(int position, int limit) {
+  return min(unit_pages, (limit - position + page - 1) / page);
+}
+__device__ __forceinline__ std::uint8_t* page_of(const Arguments& args, PageId id, int kv_head) {
+  return reinterpret_cast<std::uint8_t*>(args.pool) + id * args.page_stride + kv_head * page_bytes;
+}
+template <int columns>
+__device__ __forceinline__ void request_keys(NarrowShared<columns>& shared, const std::uint8_t* from, int count,
+                                             int lane) {
+  const std::uint32_t barrier = cuda::shared_address(&shared.keys_full);
+  if (lane == 0) cuda::barrier_expect(barrier, count * (key_bytes + 2 * page * 4));
+  __syncwarp();
+  if (lane < count) {
+    cuda::bulk_copy(cuda::shared_address(shared.keys[lane]), from, key_bytes, barrier);
+    cuda::bulk_copy(cuda::shared_address(shared.scales[lane]), from + key_scales_offset, 2 * page * 4, barrier);
+  }
+}
+template <int columns>
+__device__ __forceinline__ void request_values(NarrowShared<columns>& shared, const std::uint8_t* from, int count,
+                                               int lane) {
+  const std::uint32_t barrier = cuda::shared_address(&shared.values_full);
+  if (lane == 0) cuda::barrier_expect(barrier, count * page * dim);
+  __syncwarp();
+  if (lane < count)
+    cuda::bulk_copy(cuda::shared_address(shared.values[lane]), from + values_offset, page * dim, barrier);
+}
+
+// Eight dims of a query: lane l has dims 8 l .. 8 l + 7. Step j of k of dims 64 G .. 64 G + 63 is, for thread t of a
+// quad, dims 16 t + 4 j .. + 3, the first two in the lower core matrix, the others in the upper one.
+template <int columns>
+__device__ __forceinline__ void store_query(NarrowShared<columns>& shared, int m, int lane, const uint4& chunk) {
+  const std::uint32_t to = cuda::shared_address(shared.queries[m / 8]) + (lane / 8 * 2 + lane % 2) * core_step +
+                           m % 8 * 16 + lane % 8 / 2 * 4;
+  constexpr int apart = 8 * core_step;
+  store_word(to, chunk.x), store_word(to + apart, chunk.y);
+  store_word(to + 2 * apart, chunk.z), store_word(to + 3 * apart, chunk.w);
+}
+// The descriptor of the queries for step 4 G + j.
+__device__ __forceinline__ std::uint64_t query_step(std::uint64_t queries, int G, int j) {
+  return queries + (j % 2 * 16 + G * 2 + j / 2) * (core_step / 16);
+}
+
+// Which of a tile's rows a warp makes, and its share of their heads: warps are dealt to rows, a power of two to each.
+struct RowShare {
+  int row, rows_apart, head, heads_apart;
+  __device__ RowShare(int rows, int warp) {
+    const int shift = rows > 4 ? 0 : rows > 2 ? 1 : rows > 1 ? 2 : 3;
+    row = warp >> shift, rows_apart = narrow_warps >> shift;
+    heads_apart = 1 << shift, head = warp & (heads_apart - 1);
+  }
+};
+
+// The rotation of a row for the eight dims of a lane; only lanes 0..7 rotate.
+template <int columns>
+__device__ __forceinline__ void rotation_at(const NarrowShared<columns>& shared, int row, int lane, Rotation& rotation) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    const float4 two = *reinterpret_cast<const float4*>(&shared.rotations[row][lane % 4 * 8 + i]);
+    rotation.sine[i] = two.x, rotation.cosine[i] = two.y, rotation.sine[i + 1] = two.z, rotation.cosine[i + 1] = two.w;
+  }
+}
+
+// The tile's rows out of the projections: queries normed and rotated; keys and values of the rows that fall into chunks of
+// this block into their pages, and into the unit that is already here. A warp per head, two at a time, the next on
+// their way.
+template <int columns>
+__device__ __forceinline__ void make_rows(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
+                                          const NarrowWalk& walk, NarrowShared<columns>& shared, int warp, int lane,
+                                          const float (&q_gain)[8]) {
+  const RowShare share(tile.rows, warp);
+  bool later = false;
+#pragma unroll 1
+  for (int row = share.row; row < tile.rows; row += share.rows_apart) {
+    constexpr int together = 2;
+    const float* from = cuda::row_of(args.rows.q_gate, segment.first_row + row) +
+                        (tile.kv_head * args.group + share.head) * 2 * dim + lane * 8;
+    const int step = share.heads_apart * 2 * dim, m = row * args.group;
+    auto read = [&](int head, float (&x)[together][8]) {
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        if (head + i * share.heads_apart < args.group) read_line(from + i * step, x[i]);
+      }
+      from += together * step;
+    };
+    float x[together][8], ahead[together][8];
+    read(share.head, x);
+    // Key or value, or one after the other.
+    const bool mine = walk.mine(tile.position + row);
+    float one[8];
+    if (mine)
+      read_line(cuda::row_of(share.head == 0 ? args.rows.k : args.rows.v, segment.first_row + row) + tile.kv_head * dim +
+                    lane * 8, one);
+    Rotation rotation;
+    rotation_at(shared, row, lane, rotation);
+#pragma unroll 1
+    for (int head = share.head; head < args.group;) {
+      const int next = head + together * share.heads_apart;
+      if (next < args.group) read(next, ahead);
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        norm_and_rotate(args, q_gain, rotation, lane, x[i]);
+        if (head + i * share.heads_apart < args.group)
+          store_query(shared, m + head + i * share.heads_apart, lane, pack_query(x[i]));
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[i][e] = ahead[i][e];
+      }
+      head = next;
+    }
+    if (!mine) continue;
+    const int position = tile.position + row, in_unit = position - walk.position, in_page = position % page;
+    const bool here = in_unit >= 0 && in_unit < unit;  // else a later unit of this block
+    std::uint8_t* to =
+        page_of(args, here ? shared.first_pages[in_unit / page] : segment.pages[position / page], tile.kv_head);
+    auto* scales = reinterpret_cast<float*>(to + key_scales_offset);
+    if (here) {
+      cuda::barrier_wait(cuda::shared_address(&shared.keys_full), 0);
+      cuda::barrier_wait(cuda::shared_address(&shared.values_full), 0);
+    } else {
+      later = true;
+    }
+#pragma unroll 1
+    for (int task = share.head; task < 2; task += share.heads_apart) {
+      float other[8];
+      if (task == 0) {
+        read_line(cuda::row_of(args.rows.v, segment.first_row + row) + tile.kv_head * dim + lane * 8, other);
+        float gain[8];
+        read_line(shared.key_gain + lane * 8, gain);
+        norm_and_rotate(args, gain, rotation, lane, one);
+      }
+      std::uint8_t codes[8];
+      const float scale = quantise(one, codes);
+      if (task == 0 || !here)
+        store_codes(to, to + values_offset, scales, scales + page, in_page, task != 0, lane, codes, scale);
+      if (here) {
+        const int at = in_unit / page;
+        if (task == 0) {
+          store_codes(shared.keys[at], nullptr, shared.scales[at], nullptr, in_page, false, lane, codes, scale);
+        } else {  // each lane in an order of its own: four banks at a time instead of one
+          const std::uint32_t words[2] = {codes[0] | codes[1] << 8 | codes[2] << 16 | std::uint32_t{codes[3]} << 24,
+                                          codes[4] | codes[5] << 8 | codes[6] << 16 | std::uint32_t{codes[7]} << 24};
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int e = (lane + i) % 8;
+            shared.values[at][(lane * 8 + e) * page + in_page] =
+                static_cast<std::uint8_t>((e < 4 ? words[0] : words[1]) >> e % 4 * 8);
+          }
+          if (lane == 0) scales[page + in_page] = shared.scales[at][page + in_page] = scale;
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) one[e] = other[e];
+    }
+  }
+  // Bulk copies of this block read them: they must have left for the L2.
+  if (later) {
+    __threadfence();
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncwarp();
+}
+
+// New values out of the unit that is here into their pages, eight positions of a dim at a time with what was there before;
+// a thread per dim. (A byte at a time, as they come, would be four times as many sectors.)
+template <int columns>
+__device__ __forceinline__ void store_values(const Arguments& args, const Tile& tile, const NarrowWalk& walk,
+                                             const NarrowShared<columns>& shared, int thread) {
+  static_assert(narrow_threads == dim);
+  const int first = max(tile.position, walk.position) / 8 * 8;
+  const int end = min(tile.position + tile.rows, min(walk.position + unit, walk.end));
+#pragma unroll 1
+  for (int position = first; position < end; position += 8) {
+    const int in_unit = position - walk.position, at = thread * page + position % page;
+    *reinterpret_cast<uint2*>(page_of(args, shared.first_pages[in_unit / page], tile.kv_head) + values_offset + at) =
+        *reinterpret_cast<const uint2*>(shared.values[in_unit / page] + at);
+  }
+}
+
+// The queries as prepared.
+template <int columns>
+__device__ __forceinline__ void load_queries(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
+                                             NarrowShared<columns>& shared, int warp, int lane) {
+#pragma unroll 4
+  for (int m = warp; m < tile.rows * args.group; m += narrow_warps) {
+    const int row = m * args.group_inverse >> 16, head = tile.kv_head * args.group + m - row * args.group;
+    const std::int64_t at = std::int64_t{segment.first_row + tile.first + row} * args.query_heads + head;
+    store_query(shared, m, lane, *reinterpret_cast<const uint4*>(args.queries + at * dim + lane * 8));
+  }
+}
+
+// c[64, columns] (+)= codes * b: sixteen codes of a thread's two rows are four steps of k.
+template <int columns>
+__device__ __forceinline__ void multiply(float (&c)[columns / 2], const std::uint8_t* low, const std::uint8_t* high,
+                                         const std::uint64_t (&b)[4], bool accumulate) {
+  const uint4 rows[2] = {*reinterpret_cast<const uint4*>(low), *reinterpret_cast<const uint4*>(high)};
+  std::uint32_t a[4][4];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const std::uint32_t words[4] = {rows[h].x, rows[h].y, rows[h].z, rows[h].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      std::uint32_t pairs[2];
+      codes_to_fp16(words[j], pairs);
+      a[j][h] = pairs[0], a[j][2 + h] = pairs[1];
+    }
+  }
+  cuda::wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < 4; ++j) cuda::WgmmaHalf<columns>::run(c, a[j], b[j], accumulate || j > 0);
+  cuda::wgmma_commit();
+}
+
+// Joins the columns' values of the eight lanes that share them. Then lanes with bit 2 clear have every column once:
+// v[k], k < count / 4, is that of column joined_column(k).
+template <int count, class Join>
+__device__ __forceinline__ void join_lanes(float (&v)[count], int lane, Join&& join) {
+#pragma unroll
+  for (int i = 0; i < count / 2; ++i) {
+    const bool up = lane & 16;
+    const float mine = up ? v[i + count / 2] : v[i], theirs = up ? v[i] : v[i + count / 2];
+    v[i] = join(mine, __shfl_xor_sync(0xffffffffu, theirs, 16));
+  }
+#pragma unroll
+  for (int i = 0; i < count / 4; ++i) {
+    const bool up = lane & 8;
+    const float mine = up ? v[i + count / 4] : v[i], theirs = up ? v[i] : v[i + count / 4];
+    v[i] = join(mine, __shfl_xor_sync(0xffffffffu, theirs, 8));
+  }
+#pragma unroll
+  for (int i = 0; i < count / 4; ++i) v[i] = join(v[i], __shfl_xor_sync(0xffffffffu, v[i], 4));
+}
+template <int count>
+__device__ __forceinline__ int joined_column(int k, int lane, int first) {
+  const int c = (lane & 16 ? count / 2 : 0) + (lane & 8 ? count / 4 : 0) + k;
+  return c / 2 * 8 + first + c % 2;
+}
+
+// Grid: (tiles * kv heads) x splits x segments, the last rows, which see most, first; at short contexts the blocks that
+// have a chunk come first and get a multiprocessor each. own: the tile makes its queries and stores its rows' keys and
+// values itself.
+template <int columns, bool own>
+__global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
+    narrow_kernel(const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<NarrowShared<columns>*>(memory);
+  constexpr int tiles = columns / 8, mine = columns / 4;  // a thread's columns: 8 n + 2 t, + 1
+  const int thread = threadIdx.x, lane = threadIdx.x % 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the warp's
+  cuda::dependents_may_start();
+  // A launch's parameters come into the constant cache line by line: here a line per warp, not one after the other below.
+  if (lane == 0) {
+    for (int line = warp; line < static_cast<int>(sizeof(Arguments) / 64); line += narrow_warps)
+      reinterpret_cast<volatile int*>(shared.factors)[line] = reinterpret_cast<const int*>(&args)[line * 16];
+  }
+  const SegmentEntry segment = args.segments[blockIdx.z];
+  Tile tile;
+  tile.kv_head = blockIdx.x, tile.first = 0;
+  if (args.tiles > 1) {
+    tile.kv_head = blockIdx.x % args.kv_heads;
+    tile.first = (args.tiles - 1 - static_cast<int>(blockIdx.x) / args.kv_heads) * args.tile_rows;
+  }
+  tile.rows = min(args.tile_rows, segment.rows - tile.first);
+  tile.position = segment.position + tile.first;
+  if (tile.rows <= 0) return;
+  NarrowWalk walk;
+  walk.begin(tile.position + tile.rows);
+  if (walk.done()) return;
+  if (thread == 0) {
+    cuda::barrier_init(cuda::shared_address(&shared.keys_full), 1);
+    cuda::barrier_init(cuda::shared_address(&shared.values_full), 1);
+    cuda::barrier_init(cuda::shared_address(&shared.values_empty), narrow_warps);
+    cuda::barrier_init_done();
+    shared.segment = segment, shared.tile = tile, shared.walk = walk;
+    shared.units[1] = make_int2(walk.position, walk.chunk);
+  }
+  if (thread < 2 * columns)  // both
+    shared.maxima[0][thread] = ordered_nothing, shared.running[0][thread] = nothing;
+  const int first_pages = unit_page_count(walk.position, walk.limit);
+  PageId id = warp == 0 && lane < first_pages ? segment.pages[walk.position / page + lane] : 0;
+  if (warp == 0 && lane < unit_pages) shared.first_pages[lane] = id;
+  if constexpr (own) {
+    shared.key_gain[thread] = args.k_norm[thread];
+#pragma unroll 1
+    for (int i = thread; i < tile.rows * 32; i += narrow_threads)
+      shared.rotations[i / 32][i % 32] = sine_and_cosine(args, tile.position + i / 32, i % 32);
+  }
+  for (int i = thread; i < narrow_warps * columns; i += narrow_threads) shared.sums[0][i] = 0;
+  __syncthreads();
+  // What a page lacks of this pass's rows this block stores into its copy too, so nothing here has to be waited for.
+  if constexpr (!own) cuda::wait_for_predecessors();
+  if (warp == 0) {
+    const std::uint8_t* from = page_of(args, id, tile.kv_head);
+    request_keys(shared, from, first_pages, lane), request_values(shared, from, first_pages, lane);
+  }
+  if constexpr (own) {
+    float q_gain[8];
+    read_gain(args.q_norm, lane, q_gain);
+    cuda::wait_for_predecessors();
+    make_rows(args, segment, tile, walk, shared, warp, lane, q_gain);
+  } else {
+    load_queries(args, segment, tile, shared, warp, lane);
+  }
+  cuda::stores_for_wgmma();
+  __syncthreads();
+  if constexpr (own) store_values(args, tile, walk, shared, thread);
+
+  // Rows of the score product: positions 16 (g / 2) + 4 (warp % 4) + g % 2, and two further on, of the group's 64.
+  const int row = g / 2 % 2 * 16 + warp % 4 * 4 + g % 2, row_page = warp / 4 * 2 + g / 4;
+  const std::uint8_t* const key_row = shared.keys[row_page] + row * dim + ((t * 16) ^ (g % 2 * 64));
+  const int unit_row = row_page * page + row;
+  // Rows of the sum product: dims 2 g and 2 g + 1 of the warp's sixteen.
+  const int first_dim = warp / 4 * 128 + warp % 4 * 16 + 2 * g;
+  const std::uint8_t* const value_row = shared.values[t / 2] + first_dim * page + t % 2 * 16;
+  const std::uint64_t queries =
+      cuda::matrix_descriptor(cuda::shared_address(shared.queries), 8 * core_step, query_bytes);
+  const std::uint64_t weights = cuda::matrix_descriptor(cuda::shared_address(shared.weights), 128, weight_bytes);
+
+  float out[2][columns / 2];
+#pragma unroll
+  for (int i = 0; i < columns / 2; ++i) out[0][i] = out[1][i] = 0;
+  int parity = 0, merged = 0;
+#pragma unroll 1
+  for (;;) {
+    // Read anew, or all that follows from it is kept in registers across the loop.
+    unsigned thread_index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread_index));
+    const int thread = static_cast<int>(thread_index % narrow_threads);
+    const int lane = thread & 31, mine_first = thread % 4 * 2;  // the first of the thread's columns
+    cuda::barrier_wait(cuda::shared_address(&shared.keys_full), parity);
+    float s[columns / 2];
+#pragma unroll
+    for (int G = 0; G < 4; ++G) {
+      const std::uint64_t b[4] = {query_step(queries, G, 0), query_step(queries, G, 1), query_step(queries, G, 2),
+                                  query_step(queries, G, 3)};
+      // Halves of 128 codes of an odd position lie the other way round.
+      if (G) cuda::wgmma_wait<0>();  // there are registers for the codes of one
+      const std::uint8_t* codes = key_row + (G % 2 ? 64 - g % 2 * 128 : 0) + G / 2 * 128;
+      multiply<columns>(s, codes, codes + 2 * dim, b, G > 0);
+    }
+    if (warp == 0) {
+      if (lane == 0) {
+        NarrowWalk next = shared.walk;
+        next.next();
+        shared.walk = next;
+        shared.units[parity] = make_int2(next.done() ? -1 : next.position, next.chunk);
+      }
+      __syncwarp();
+      const int next = shared.units[parity].x;
+      if (next >= 0 && lane < unit_page_count(next, shared.walk.limit))
+        id = shared.segment.pages[next / page + lane];
+    }
+    float key_scale[2], value_log[2], value_inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float* scales = &shared.scales[0][unit_row + (unit_row & -page) + 2 * h];
+      key_scale[h] = scales[0];
+      // Positions that nobody wrote are masked; what their scales become must not spread.
+      const float scale = fmaxf(scales[page], 1e-20f);
+      value_log[h] = __log2f(scale), value_inverse[h] = __fdividef(1.0f, scale);
+    }
+    cuda::wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) s[i] = fmaf(s[i], key_scale[i / 2 % 2], value_log[i / 2 % 2]);
+    const int ahead = shared.units[parity ^ 1].x - shared.tile.position;  // of the tile's first row
+    if (ahead + unit - 1 > 0) {
+      const int beyond = ahead + unit_row;
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int seen = (n * 8 + mine_first + e) * args.group_inverse >> 16;
+          if (beyond > seen) s[n * 4 + e] = -INFINITY;
+          if (beyond + 2 > seen) s[n * 4 + 2 + e] = -INFINITY;
+        }
+      }
+    }
+    {
+      float top[mine];
+#pragma unroll
+      for (int c = 0; c < mine; ++c) top[c] = fmaxf(s[c / 2 * 4 + c % 2], s[c / 2 * 4 + 2 + c % 2]);
+      join_lanes(top, lane, [](float a, float b) { return fmaxf(a, b); });
+      if (!(lane & 4)) {
+#pragma unroll
+        for (int k = 0; k < mine / 4; ++k)
+          atomicMax(&shared.maxima[merged % 2][joined_column<mine>(k, lane, mine_first)],
+                    ordered(__float_as_int(top[k])));
+      }
+    }
+    __syncthreads();  // the maxima are there, the keys have been read
+    const int2 next = shared.units[parity];
+    const bool more = next.x >= 0, chunk_done = !more || next.y != shared.units[parity ^ 1].y;
+    if (warp == 0 && more)
+      request_keys(shared, page_of(args, id, shared.tile.kv_head), unit_page_count(next.x, shared.walk.limit), lane);
+    float factor[mine], maximum[mine];
+    bool moved = false;
+#pragma unroll
+    for (int c = 0; c < mine; ++c) {
+      const int m = c / 2 * 8 + mine_first + c % 2;
+      maximum[c] = __int_as_float(ordered(shared.maxima[merged % 2][m]));
+      factor[c] = exp2_fast(shared.running[parity ^ 1][m] - maximum[c]);
+      moved |= factor[c] != 1.0f;
+    }
+    if (thread < 4) {
+#pragma unroll
+      for (int c = 0; c < mine; ++c) {
+        const int m = c / 2 * 8 + mine_first + c % 2;
+        shared.running[parity][m] = maximum[c], shared.keep[m] = factor[c];
+      }
+    }
+    // A maximum seldom moves once some positions were seen; times one changes no bit.
+    if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+      for (int i = 0; i < columns / 2; ++i)
+        out[0][i] *= factor[i / 4 * 2 + i % 2], out[1][i] *= factor[i / 4 * 2 + i % 2];
+    }
+    float sum[mine];
+#pragma unroll
+    for (int c = 0; c < mine; ++c) {
+      float &low = s[c / 2 * 4 + c % 2], &high = s[c / 2 * 4 + 2 + c % 2];
+      low = exp2_fast(low - maximum[c]), high = exp2_fast(high - maximum[c]);
+      sum[c] = fmaf(high, value_inverse[1], low * value_inverse[0]);
+    }
+    // Lanes name rows of the matrices lower, upper of eight columns, then of the next eight.
+    const std::uint32_t weights_to = cuda::shared_address(shared.weights[lane / 16]) +
+                                     (thread / 32 * 2 + lane / 8 % 2) * 128 + lane % 8 * 16;
+#pragma unroll
+    for (int n = 0; n < tiles; n += 2)
+      store_transposed(weights_to + n * weight_bytes, cuda::pack_fp16(s[n * 4], s[n * 4 + 1]),
+                       cuda::pack_fp16(s[n * 4 + 2], s[n * 4 + 3]), cuda::pack_fp16(s[n * 4 + 4], s[n * 4 + 5]),
+                       cuda::pack_fp16(s[n * 4 + 6], s[n * 4 + 7]));
+    cuda::stores_for_wgmma();
+    join_lanes(sum, lane, [](float a, float b) { return a + b; });
+    __syncthreads();  // the weights are there
+    if (!(lane & 4)) {
+#pragma unroll
+      for (int k = 0; k < mine / 4; ++k) {
+        const int m = joined_column<mine>(k, lane, mine_first);
+        shared.sums[warp][m] = fmaf(shared.sums[warp][m], shared.keep[m], sum[k]);
+      }
+    }
+
+    cuda::barrier_wait(cuda::shared_address(&shared.values_full), parity);
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      const std::uint64_t at = weights + q * 4 * 16;  // two core matrices of 128 bytes a step
+      const std::uint64_t b[4] = {at, at + 16, at + 32, at + 48};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (q + i) cuda::wgmma_wait<0>();
+        const std::uint8_t* codes = value_row + q * 2 * value_bytes + i * 64 * page;
+        multiply<columns>(out[i], codes, codes + page, b, true);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(cuda::shared_address(&shared.values_empty));
+    if (warp == 0 && more) {
+      cuda::barrier_wait(cuda::shared_address(&shared.values_empty), parity);
+      request_values(shared, page_of(args, id, shared.tile.kv_head), unit_page_count(next.x, shared.walk.limit), lane);
+    }
+    cuda::wgmma_wait<0>();
+    parity ^= 1;
+    if (!chunk_done) continue;
+
+    const int chunk = shared.units[parity].y;  // of this unit, after the flip
+    __syncthreads();
+    const std::int64_t part = ((static_cast<std::int64_t>(blockIdx.z) * gridDim.x + blockIdx.x) * args.slots +
+                               (args.slots > 1 ? chunk : 0)) * args.part_rows;
+    const int count = shared.tile.rows * args.group;
+    if (thread < count) {
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < narrow_warps; ++w) total += shared.sums[w][thread], shared.sums[w][thread] = 0;
+      float top = shared.running[parity ^ 1][thread];
+      shared.running[parity ^ 1][thread] = nothing, shared.maxima[merged % 2][thread] = ordered_nothing;
+      if (args.slots == 1) {
+        if (merged) {
+          float2 all = shared.all[thread];
+          float keep, add;
+          merge_factors(all.x, all.y, top, total, keep, add);
+          shared.factors[thread] = make_float2(keep, add);
+          top = all.x, total = all.y;
+        }
+        shared.all[thread] = make_float2(top, total);
+      }
+      *reinterpret_cast<float2*>(args.stats + (part + thread) * 2) = make_float2(top, total);
+    }
+    float* to = args.partials + (part + mine_first) * dim + first_dim;
+    auto each = [&](auto&& act) {
+#pragma unroll
+      for (int c = 0; c < mine; ++c) {
+        const int m = c / 2 * 8 + c % 2;
+        if (mine_first + m >= count) continue;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          act(m, *reinterpret_cast<float2*>(to + m * dim + i * 64),
+              make_float2(out[i][c / 2 * 4 + c % 2], out[i][c / 2 * 4 + 2 + c % 2]));
+      }
+    };
+    if (merged > 0 && args.slots == 1) {
+      __syncthreads();
+      each([&](int m, float2& sums, float2 value) {
+        const float2 factors = shared.factors[mine_first + m], before = sums;
+        sums = make_float2(fmaf(before.x, factors.x, __fmul_rn(value.x, factors.y)),
+                           fmaf(before.y, factors.x, __fmul_rn(value.y, factors.y)));
+      });
+    } else {
+      each([&](int, float2& sums, float2 value) { sums = value; });
+    }
+    if (!more) break;
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) out[0][i] = out[1][i] = 0;
+    ++merged;
+  }
+}
+
+template <int columns>
+void run(cuda::Stream& stream, const Arguments& args, int splits, int pairs, int segments) {
+  constexpr std::size_t bytes = sizeof(NarrowShared<columns>);
+  static_assert(bytes <= 227 * 1024 && (columns > 48 || bytes <= 113 * 1024));
+  auto start = [&](auto* kernel) {
+    cuda::allow_shared(stream, kernel, bytes);
+    cuda::launch(stream, "attention", {dim3(pairs, splits, segments), dim3(narrow_threads), bytes}, kernel, args);
+  };
+  args.queries ? start(narrow_kernel<columns, false>) : start(narrow_kernel<columns, true>);
+}
+
+}  // namespace
+
+void run_narrow(cuda::Stream& stream, Arguments args, int segments, int most_rows) {
+  args.tile_rows = narrow_tile_rows(args.group);
+  args.tiles = (most_rows + args.tile_rows - 1) / args.tile_rows;
+  args.part_rows = std::min(args.tile_rows, most_rows) * args.group;
+  const int pairs = args.tiles * args.kv_heads, units = pairs * segments;
+  // Few tiles: each is cut at its chunks, if the sums of that many fit; else a block merges them as it goes.
+  const int resident = args.part_rows > 48 ? 1 : 2;
+  const auto fits = [&](int slots) {
+    return std::int64_t{units} * slots * args.part_rows * (dim + 2) * 4 <=
+           static_cast<std::int64_t>(stream.partials_bytes());
+  };
+  int splits = std::clamp(resident * stream.facts().multiprocessors / units, 1, Narrow::most_chunks);
+  if (!fits(Narrow::most_chunks)) splits = 1;
+  args.slots = splits == 1 ? 1 : Narrow::most_chunks;
+  SPLASH_CHECK(fits(args.slots), "attention: {} tiles have no room for their sums", units);
+  args.stats = args.partials + std::int64_t{units} * args.slots * args.part_rows * dim;
+  if (args.part_rows <= 16) {
+    run<16>(stream, args, splits, pairs, segments);
+  } else if (args.part_rows <= 48) {
+    run<48>(stream, args, splits, pairs, segments);
+  } else {
+    run<64>(stream, args, splits, pairs, segments);
+  }
+  launch_merge<Narrow>(stream, args, pairs, segments);
+}
+
+}  // namespace splash::ops::paged
