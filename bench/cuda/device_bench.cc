@@ -409,10 +409,6 @@ int run(int argc, char** argv) {
   if (wanted("widths")) {
     every_linear(bench, stream, model, 8, "");
     for (const int rows : {1, 16, 32, 64}) every_linear(bench, stream, model, rows, "");
-    ops::set_q4_wide_from(17);
-    every_linear(bench, stream, model, 32, "wgmma");
-    steps(bench, model, 4, 8, 1024, ", wgmma");
-    ops::set_q4_wide_from(33);
     every_linear(bench, stream, model, 8, "again");
   }
   if (wanted("kernels")) {

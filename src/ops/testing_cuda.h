@@ -165,4 +165,43 @@ void expect_same(const char* what, const std::vector<T>& a, const std::vector<T>
   EXPECT_EQ(differing, 0u) << what;
 }
 
+// That a producer left the panel of its matrix: the matrix rounded to bf16, and where the panel has sums, those of the
+// values as they stand there.
+inline void expect_panel(const char* what, MatrixView<float> matrix) {
+  const Panel* panel = stream().panel_of(matrix);
+  ASSERT_TRUE(panel && panel->data) << what;
+  EXPECT_EQ(panel->sums, !stream().portable() && matrix.rows <= Panel::most_rows_with_sums) << what;
+  const std::vector<float> floats = download(matrix);
+  const std::vector<std::byte> bytes = download(panel->data, static_cast<std::size_t>(panel->bytes()));
+  std::size_t differing = 0;
+  double worst = 0;
+  for (int row = 0; row < matrix.rows; ++row) {
+    const int in_tile = row % panel->row_tile;
+    const std::byte* tile = bytes.data() + row / panel->row_tile * panel->tile_bytes();
+    for (int group = 0; group < matrix.cols / Panel::group; ++group) {
+      const std::byte* blocks = tile + std::int64_t{group} * panel->group_bytes();
+      double sum = 0, size = 0;
+      for (int c = 0; c < Panel::group; ++c) {
+        const int line = c / 8, e = c % 8;
+        bf16 value;
+        std::memcpy(&value,
+                    blocks + in_tile / 8 * Panel::block_bytes + (line / 4 * 4 + (e & 1) * 2 + (e >> 2)) * 128 +
+                        in_tile % 8 * 16 + ((line % 4) * 2 + ((e >> 1) & 1)) * 2,
+                    sizeof value);
+        const float want = to_float(to_bf16(floats[std::size_t(row) * matrix.stride + group * Panel::group + c]));
+        differing += to_float(value) != want;
+        sum += want, size += std::fabs(want);
+      }
+      if (!panel->sums) continue;
+      float got;
+      std::memcpy(&got, blocks + panel->row_tile / 8 * Panel::block_bytes + in_tile * 4, sizeof got);
+      worst = std::max(worst, std::fabs(got - sum) / (size > 0 ? size : 1));
+    }
+  }
+  std::printf("  %-44s panel: %zu of %zu differ, sums off by %.1e of what they add up\n", what, differing, floats.size(),
+              worst);
+  EXPECT_EQ(differing, 0u) << what;
+  EXPECT_LE(worst, 1e-6) << what;
+}
+
 }  // namespace splash::cuda::testing

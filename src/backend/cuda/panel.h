@@ -7,6 +7,10 @@
 // read). The order of the 64 columns follows the weight tile, so that a thread's nibbles need no shuffle: column c of
 // the group is element e = c % 8 of line l = c / 8; it lies in core matrix (l / 4) * 4 + (e & 1) * 2 + (e >> 2), 16-bit
 // lane (l % 4) * 2 + ((e >> 1) & 1).
+//
+// Panels of up to 32 rows have sums, except on portable devices: behind the blocks of a group lies, for each row of the
+// tile, the float32 sum of the group's 64 values as they stand in the panel. Linears of few rows would otherwise have
+// the matrix unit add them up again in every block (decision 0018).
 #pragma once
 
 #include <cstddef>
@@ -19,6 +23,7 @@ struct Panel {
   int rows = 0;
   int cols = 0;      // a multiple of 64
   int row_tile = 0;  // 8, 16, 32, 64, 128 or 256
+  bool sums = false;
   // A panel of gain * x whose rows still lack the factor 1 / rms(x): sums of squares [parts][32 rows] that whoever
   // multiplies the panel adds up (null: the panel is complete).
   const float* squares = nullptr;
@@ -27,8 +32,9 @@ struct Panel {
 
   static constexpr int group = 64;
   static constexpr int block_bytes = 1024;
+  static constexpr int most_rows_with_sums = 32;
 
-  constexpr int group_bytes() const { return row_tile / 8 * block_bytes; }
+  constexpr int group_bytes() const { return row_tile / 8 * block_bytes + (sums ? row_tile * 4 : 0); }
   constexpr std::int64_t tile_bytes() const { return std::int64_t{cols} / group * group_bytes(); }
   constexpr int tiles() const { return (rows + row_tile - 1) / row_tile; }
   constexpr std::int64_t bytes() const { return tiles() * tile_bytes(); }

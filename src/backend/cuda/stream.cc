@@ -85,7 +85,8 @@ Panel Stream::panel_to_fill(MatrixView<const float> matrix) {
       return shadow.panel;
     }
   }
-  Panel panel{nullptr, matrix.rows, matrix.cols, panel_row_tile(matrix.rows)};
+  Panel panel{nullptr, matrix.rows, matrix.cols, panel_row_tile(matrix.rows),
+              !portable_ && matrix.rows <= Panel::most_rows_with_sums};
   panel.data = scratch(static_cast<std::size_t>(panel.bytes()));
   const float* end = matrix.row(matrix.rows - 1) + matrix.cols;
   shadows_.push_back({matrix.data, end, matrix.rows, matrix.cols, true, panel});

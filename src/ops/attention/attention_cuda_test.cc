@@ -74,6 +74,7 @@ struct Lanes {
                memory.matrix(v, rows, g.kv_heads * d)},
               segments, pool, 1, out);
     const std::vector<float> got = download(out);
+    expect_panel("attention", out);
     std::vector<float> checked, want, head(d);
     for (const Segment& segment : segments) {
       HostLane& lane = lanes[segment.lane];

@@ -65,10 +65,7 @@ __global__ void __launch_bounds__(merge_threads) merge_kernel(const __grid_const
   out.x = gated_value(out.x, inverse_sum, gate.x), out.y = gated_value(out.y, inverse_sum, gate.y);
   out.z = gated_value(out.z, inverse_sum, gate.z), out.w = gated_value(out.w, inverse_sum, gate.w);
   *reinterpret_cast<float4*>(cuda::row_of(args.out, row) + column) = out;
-  const float line[8] = {out.x, out.y, out.z, out.w, __shfl_down_sync(0xffffffffu, out.x, 1),
-                         __shfl_down_sync(0xffffffffu, out.y, 1), __shfl_down_sync(0xffffffffu, out.z, 1),
-                         __shfl_down_sync(0xffffffffu, out.w, 1)};
-  if (thread % 2 == 0) cuda::store_line(args.panel, row, column, line);
+  cuda::store_half_line(args.panel, row, column, {out.x, out.y, out.z, out.w});
 }
 
 template <class Kind>

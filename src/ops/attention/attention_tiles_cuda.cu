@@ -367,7 +367,7 @@ __device__ __forceinline__ void finish_tile(const Arguments& args, const TileSha
       for (int i = 0; i < 8; ++i) line[i] = gated_value(line[i], inverse_sum, gate[i]);
       reinterpret_cast<float4*>(to)[0] = make_float4(line[0], line[1], line[2], line[3]);
       reinterpret_cast<float4*>(to)[1] = make_float4(line[4], line[5], line[6], line[7]);
-      cuda::store_line(args.panel, row, head * dim + column, line);
+      cuda::store_line<false>(args.panel, row, head * dim + column, line);
     }
   }
 }

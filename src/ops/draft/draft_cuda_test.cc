@@ -25,6 +25,7 @@ TEST(DraftCuda, BlockConv) {
     block_conv(stream(), {device_base, 16, stage, 8}, memory.matrix(p, rows, hidden / 4),
                memory.matrix(y, rows, hidden), stage == 1, out);
     expect_close("block_conv", download(out), want, 1e-6);
+    if (out.cols % cuda::Panel::group == 0) expect_panel("block_conv", out);
   }
 }
 
@@ -65,6 +66,7 @@ void run_attention(int dim, int query_heads, int kv_heads, int window, int capac
                     memory.matrix(k, block, width), memory.matrix(v, block, width), block, std::span(&on_device, 1),
                     out);
     expect_close("draft attention", download(out), want, 2e-5);
+    expect_panel("draft attention", out);
   }
 }
 TEST(DraftCuda, AttentionFixtureShape) { run_attention(64, 4, 2, 32, 32); }

@@ -305,20 +305,26 @@ __device__ __forceinline__ void finish_rows(const Arguments& args, const Place& 
   }
   __syncthreads();
   cuda::barrier_wait(cuda::shared_address(&shared.squares_here[parity]), turn / 2 % 2);
-  if (!there) return;
   // As half_squares: neighbours first.
-  const auto of_half = [&](int side) {
-    const float* part = shared.squares[parity][side][row];
+  const auto of_warps = [](const float* part) {
     return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
   };
-  const float scale = norm_scale(args, of_half(0) + of_half(1));
+  auto* sums = reinterpret_cast<float(*)[warps]>(shared.old_k);  // of the panel's group; the kept rows have been folded
+  static_assert(sizeof(float[batch][warps]) <= sizeof shared.old_k && half == cuda::Panel::group);
+  if (there) {
+    const float scale =
+        norm_scale(args, of_warps(shared.squares[parity][0][row]) + of_warps(shared.squares[parity][1][row]));
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    o[i] = gated(o[i], scale, shared.gain[local + i], early ? silu_z[i] : silu(shared.z[row][local + i]));
+    for (int i = 0; i < 8; ++i) {
+      o[i] = gated(o[i], scale, shared.gain[local + i], early ? silu_z[i] : silu(shared.z[row][local + i]));
+    }
+    const int column = place.first_column() + local;
+    cuda::store_columns(args.out, first_row + row, column, o);
+    sums[row][warp] = cuda::store_line_alone(args.panel, first_row + row, column, o);
   }
-  const int column = place.first_column() + local;
-  cuda::store_columns(args.out, first_row + row, column, o);
-  cuda::store_line(args.panel, first_row + row, column, o);
+  if (!args.panel.sums) return;
+  __syncthreads();
+  if (there && warp == 0) *cuda::panel_sum(args.panel, first_row + row, place.first_column()) = of_warps(sums[row]);
 }
 
 // each: blocks that share a multiprocessor, two or three.

@@ -76,6 +76,7 @@ struct Pair {
         on_device, got);
     const std::vector<float> result = download(got);
     expect_close(what, result, out, 1e-4);
+    if (values % cuda::Panel::group == 0) cuda::testing::expect_panel(what, got);
     for (const Part& part : parts) {
       if (part.mode == GdnMode::commit) keep(part.lane, 0);
     }

@@ -125,7 +125,7 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
   work.strips += target.weight.strips();
 }
 
-int wide_from = 33;
+constexpr int wide_from = 33;
 
 void run(cuda::Stream& stream, const Q4Work& work) {
   if (stream.portable()) {
@@ -165,11 +165,6 @@ void run_single(cuda::Stream& stream, Q4Work& work) {
 void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes) {
   SPLASH_CHECK(bytes % Q4Tile::bytes == 0);
   cuda::launch(stream, "arrange q4", {dim3(1056), dim3(128)}, arrange_kernel, tiles, bytes / Q4Tile::bytes);
-}
-
-void set_q4_wide_from(int tokens) {
-  SPLASH_CHECK(tokens > 16 && tokens <= 33);
-  wide_from = tokens;
 }
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {

@@ -28,7 +28,4 @@ void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack
 // place. Every kernel that reads 4-bit weights takes this order.
 void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes);
 
-// From how many tokens on weights are rounded and wgmma multiplies: 33, or less to compare (17 .. 33).
-void set_q4_wide_from(int tokens);
-
 }  // namespace splash::ops

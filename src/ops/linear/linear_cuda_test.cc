@@ -74,19 +74,6 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{520, 1664, 64, false}, Case{512, 2048, 100, true},
                       Case{520, 1664, 300, false}));  // K in parts
 
-TEST(LinearCuda, WideFrom17) {
-  Numbers numbers(8);
-  Memory memory;
-  const HostWeight weight = random_q4(numbers, 1024, 1280);
-  const std::vector<float> x = numbers.normals(30 * 1280);
-  stream().reset();
-  set_q4_wide_from(17);
-  const MatrixView<float> out = memory.matrix(30, 1024);
-  linear(stream(), memory.matrix(x, 30, 1280), memory.weight(weight.view), out);
-  set_q4_wide_from(33);
-  expect_close("wide at 30", download(out), product(weight.view, x, 30, true), 3e-3);
-}
-
 // Four matrices that share x, of which two are narrow, as in a GDN layer.
 TEST(LinearCuda, SharedInput) {
   Numbers numbers(11);
@@ -177,6 +164,7 @@ TEST(LinearCuda, MlpThroughPanels) {
     const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view), ddown = memory.weight(down.view);
     rms_norm(stream(), dx, memory.vector(gain), 1e-6f, dn);
     expect_close("rms_norm", download(dn), normed, 1e-6);
+    expect_panel("rms_norm", dn);
     if (tokens != 27) {
       const LinearTarget inner_targets[] = {{dgate, inner1, false}, {dup, inner2, false}};
       linear(stream(), dn, inner_targets);
@@ -185,6 +173,7 @@ TEST(LinearCuda, MlpThroughPanels) {
       linear_swiglu(stream(), dn, dgate, dup, inner1);
     }
     expect_close("swiglu", download(inner1), g, tokens <= 32 ? 3e-4 : 5e-3);
+    expect_panel("swiglu", inner1);
     linear_add(stream(), inner1, ddown, dx);
     expect_close("mlp", download(dx), want, tokens <= 32 ? 2e-3 : 6e-3);
   }

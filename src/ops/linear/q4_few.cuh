@@ -3,9 +3,9 @@
 // One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
 // inputs) by bulk copies, a warp adds up the input norm, the others multiply: weights are operand A of the matrix unit,
 // tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
-//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (by a multiplication with
-//   ones)
-// so no weight is ever rounded. 50 instructions of a warp per tile at 8 rows, 90 at 32.
+//   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
+// so no weight is ever rounded. 46 instructions of a warp per tile at 8 rows, 86 at 32: while the matrix unit works a
+// scheduler issues nothing else (decision 0018), so both add up.
 //
 // What a launch costs beside its bytes (about 5 us) is its end: sums of a row block meet in the block and between
 // blocks, results go out. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a spill is a trip
@@ -29,6 +29,7 @@ struct Q4FewShape {
   static constexpr int STAGES = STAGES_;
   static constexpr int REGISTERS = REGISTERS_;  // of a consumer
   static constexpr int PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
+  static constexpr int feeders = 2;  // warps that fetch weights, each its share of the strips
   static constexpr int WARPS = 4;   // of a side
   static constexpr int STRIPS = 4;  // of a warp
   static constexpr int TILES = 4;   // of each strip in a stage
@@ -36,17 +37,17 @@ struct Q4FewShape {
   static_assert(WARPS * STRIPS == row_block);
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int quarters = 4 / SIDES;  // of a warp
-  static constexpr int group_bytes = NT * cuda::Panel::block_bytes;
+  static constexpr int group_bytes = NT * (cuda::Panel::block_bytes + 8 * 4);  // with sums
   static constexpr int weight_bytes = row_block * TILES * Q4Tile::bytes;
   static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
   static constexpr int threads = consumers * 32 + 128;
-  // Where the sides' sums of 8 tokens meet: lines of 8 output rows x 8 tokens, padded so that lines start in different
-  // banks.
-  static constexpr int line_floats = 72;
+  // Where the sides' sums of 8 tokens meet: lines of 8 output rows, [token][row] and padding, so that lanes read lines
+  // from different banks.
+  static constexpr int line_floats = 68;
   static constexpr int block_floats = row_block * 2 * line_floats;  // of 8 tokens
-  static constexpr int meet_blocks = SIDES == 4 ? SIDES * NT : NT;  // two sides share theirs
+  static constexpr int meets = SIDES == 4 ? SIDES : 1;  // two sides share theirs
   static constexpr int meet_offset = stage_bytes * STAGES;
-  static constexpr int work_offset = meet_offset + meet_blocks * block_floats * 4;
+  static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
   static constexpr int barriers_offset = work_offset + sizeof(Q4Work);
   static constexpr int scales_offset = barriers_offset + STAGES * 24 + 8;
   static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
@@ -106,18 +107,21 @@ struct Q4Barriers {
 };
 
 // The first stages' weights are requested while the predecessor still runs. Not more than `ahead` stages are on their
-// way at a time: enough for the latency of memory at full speed (one is not, three gain nothing).
+// way at a time: enough for the latency of memory at full speed (one is not, three gain nothing). A bulk copy costs its
+// warp some ten instructions, lane after lane, and gets them late while others multiply (decision 0018): so two warps
+// share the strips.
 template <class Shape>
 __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
-                                               const Q4Barriers<Shape>& barriers, int lane) {
-  constexpr int ahead = 2;
+                                               const Q4Barriers<Shape>& barriers, int feeder, int lane) {
+  constexpr int ahead = 2, share = Shape::row_block / Shape::feeders;
+  ring += feeder * share * Shape::TILES * Q4Tile::bytes;
   const std::uint64_t policy = cuda::stream_policy();
   Q4Ring<Shape::STAGES> at, arrived;
   int requested = 0;
   for (Q4Walk walk(work); walk.next();) {
-    const int first_strip = walk.row_block * Shape::row_block, strip = first_strip + lane;
-    const bool mine = lane < Shape::row_block && strip < work.strips;
-    const int strips = min(Shape::row_block, work.strips - first_strip);
+    const int first_strip = walk.row_block * Shape::row_block + feeder * share, strip = first_strip + lane;
+    const bool mine = lane < share && strip < work.strips;
+    const int strips = max(0, min(share, work.strips - first_strip));
     const std::uint8_t* from = nullptr;
     if (mine) {
       const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
@@ -180,20 +184,21 @@ __device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, fl
   }
 }
 
-constexpr std::uint32_t q4_ones = 0x3F803F80;
+// The group's sums of tokens 8n + 2t and 8n + 2t + 1.
+template <class Shape>
+__device__ __forceinline__ float2 q4_sums(const std::uint8_t* blocks, int lane, int n) {
+  return *reinterpret_cast<const float2*>(blocks + Shape::NT * cuda::Panel::block_bytes + n * 32 + (lane & 3) * 8);
+}
 
 // One group of 64 inputs: a warp's strips against 8 tokens, by m16n8k16.
 template <class Shape>
 __device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
                                             float (&acc)[Shape::STRIPS][4]) {
   std::uint32_t x[2][4];
-  float sums[4] = {};
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+  for (int j = 0; j < 2; ++j)
     cuda::load_matrices(x[j], cuda::shared_address(blocks) + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16);
-    cuda::mma_bf16(sums, q4_ones, q4_ones, q4_ones, q4_ones, x[j][0], x[j][1]);
-    cuda::mma_bf16(sums, q4_ones, q4_ones, q4_ones, q4_ones, x[j][2], x[j][3]);
-  }
+  const float2 sums = q4_sums<Shape>(blocks, lane, 0);
 #pragma unroll
   for (int s = 0; s < Shape::STRIPS; ++s) {
     const Q4Lines lines(tiles + s * Shape::TILES * Q4Tile::bytes, lane);
@@ -219,8 +224,10 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   // From lane 0, so that the compiler knows it for the same in all lanes: descriptors are then worked out in uniform
   // registers, where wgmma takes them from.
   const std::uint32_t x = __shfl_sync(0xffffffffu, cuda::shared_address(blocks), 0);
-  const std::uint32_t ones[4] = {q4_ones, q4_ones, q4_ones, q4_ones};
-  float sums[N], part[N];
+  float part[N];
+  float2 sums[Shape::NT];
+#pragma unroll
+  for (int n = 0; n < Shape::NT; ++n) sums[n] = q4_sums<Shape>(blocks, lane, n);
   std::uint32_t a[2][16];
   Q4Lines next(tiles, lane);
   next.unpack(a[0]);
@@ -228,10 +235,6 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   for (int s = 0; s < Shape::STRIPS; ++s) {
     const Q4Lines lines = next;
     cuda::wgmma_fence();
-    if (s == 0) {
-#pragma unroll
-      for (int m = 0; m < 4; ++m) Product::run(sums, ones, cuda::matrix_descriptor(x + m * 256, 128, 1024), m > 0);
-    }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       Product::run(part, &a[s & 1][m * 4], cuda::matrix_descriptor(x + m * 256, 128, 1024), m > 0);
@@ -242,13 +245,17 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
       next.unpack(a[(s + 1) & 1]);
     }
     cuda::wgmma_wait<0>();
-    lines.add(part, sums, acc[s]);
+#pragma unroll
+    for (int n = 0; n < Shape::NT; ++n) {
+      lines.add(*reinterpret_cast<float(*)[4]>(&part[n * 4]), sums[n],
+                *reinterpret_cast<float(*)[4]>(&acc[s][n * 4]));
+    }
   }
 }
 
-// The end of a row block. The sides' sums meet in shared memory, then eight warps finish it: lane 4r + j of warp w has
-// token r (of every 8) of line 4w + j, eight output rows that are neighbours in the output, so that every access to
-// memory below is whole sectors.
+// The end of a row block. The sides' sums meet in shared memory, then eight warps finish it: lane l of warp w has token w
+// (of every 8) of line l, eight output rows that are neighbours in the output, so that every access to memory below is
+// whole sectors, and a warp sees all that the row block has of a token.
 template <class Shape>
 struct Q4Finish {
   static constexpr int NT = Shape::NT;
@@ -262,7 +269,7 @@ struct Q4Finish {
   float before[NT][8];  // what the results are added to, read before anything is waited for
   float values[NT][8];
 
-  __device__ __forceinline__ int token(int n) const { return n * 8 + (lane >> 2); }
+  __device__ __forceinline__ int token(int n) const { return n * 8 + warp; }
   __device__ __forceinline__ bool finishes() const { return k == 0; }
   __device__ __forceinline__ float* row_at(int n) const {
     return matrix->out + token(n) * matrix->out_stride + column;
@@ -273,23 +280,33 @@ struct Q4Finish {
 
   // (quarter 0 + 1) + (2 + 3) of this lane's line and tokens.
   __device__ __forceinline__ void read_sums(const float* meet) {
-    const float* from = meet + (warp * 4 + (lane & 3)) * Shape::line_floats + (lane >> 2);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
+      float part[Shape::meets][8];
+#pragma unroll
+      for (int m = 0; m < Shape::meets; ++m) {
+        const auto* at = reinterpret_cast<const float4*>(meet + (m * NT + n) * Shape::block_floats +
+                                                         lane * Shape::line_floats + warp * 8);
+        const float4 first = at[0], second = at[1];
+        part[m][0] = first.x, part[m][1] = first.y, part[m][2] = first.z, part[m][3] = first.w;
+        part[m][4] = second.x, part[m][5] = second.y, part[m][6] = second.z, part[m][7] = second.w;
+      }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float* at = from + n * Shape::block_floats + i * 8;
-        constexpr int side = NT * Shape::block_floats;
-        values[n][i] = Shape::SIDES == 4 ? (at[0] + at[side]) + (at[2 * side] + at[3 * side]) : at[0];
+        if constexpr (Shape::meets == 4) {
+          values[n][i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
+        } else {
+          values[n][i] = part[0][i];
+        }
       }
     }
   }
   __device__ __forceinline__ void find_line() {
-    const int line = warp * 4 + (lane & 3), strip = row_block * Shape::row_block + line / 2;
+    const int strip = row_block * Shape::row_block + lane / 2;
     if (strip >= work.strips) return;
     const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
     matrix = &work.matrices[place.matrix];
-    column = place.index * 16 + line % 2 * 8;
+    column = place.index * 16 + lane % 2 * 8;
     valid = min(8, matrix->rows - column);
   }
   __device__ __forceinline__ void read_ahead() {
@@ -365,12 +382,6 @@ struct Q4Finish {
     }
   }
 
-  // The first core matrix' word of this token and a line of 8 columns in a panel of at most 32 rows (panel.h).
-  __device__ __forceinline__ std::byte* panel_line(const cuda::Panel& panel, int n, int first_column) const {
-    const int line = first_column % 64 / 8;
-    return panel.data + first_column / 64 * Shape::group_bytes + n * 1024 + (lane >> 2) * 16 + line / 4 * 512 +
-           line % 4 * 4;
-  }
   __device__ __forceinline__ void store_floats(int n) const {
     float* to = row_at(n);
     if (valid == 8 && vectors_at(to)) {
@@ -395,26 +406,22 @@ struct Q4Finish {
       }
       if (mine) store_floats(n);
       if (!work.gain) continue;
-      if (mine) {
+      if (mine) {  // of all eight lines of a group or of none
         const float4 low = __ldg(reinterpret_cast<const float4*>(work.gain + column)),
                      high = __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1);
-        std::byte* to = panel_line(work.normed_panel, n, column);
         const float(&v)[8] = values[n];
-        *reinterpret_cast<std::uint32_t*>(to) = cuda::pack_bf16(v[0] * low.x, v[2] * low.z);
-        *reinterpret_cast<std::uint32_t*>(to + 128) = cuda::pack_bf16(v[4] * high.x, v[6] * high.z);
-        *reinterpret_cast<std::uint32_t*>(to + 256) = cuda::pack_bf16(v[1] * low.y, v[3] * low.w);
-        *reinterpret_cast<std::uint32_t*>(to + 384) = cuda::pack_bf16(v[5] * high.y, v[7] * high.w);
+        cuda::store_line(work.normed_panel, token(n), column,
+                         {v[0] * low.x, v[1] * low.y, v[2] * low.z, v[3] * low.w, v[4] * high.x, v[5] * high.y,
+                          v[6] * high.z, v[7] * high.w});
       }
       if (!mine) squares = 0;
-      squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-      squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-      if ((lane & 3) == 0) {
-        work.squares_out[(row_block * q4_finishers + warp) * Q4Work::squares_stride + token(n)] = squares;
-      }
+#pragma unroll
+      for (int distance = 1; distance < 32; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+      if (lane == 0) work.squares_out[row_block * Q4Work::squares_stride + token(n)] = squares;
     }
   }
-  // Lines 0 and 1 of a warp are gate rows, 2 and 3 the same rows of up: two lanes share a line's eight outputs, the
-  // gate lane takes the first four.
+  // Lines 0 and 1 of every four are gate rows, 2 and 3 the same rows of up: two lanes share a line's eight outputs, the
+  // gate lane takes the first four. Sixteen lanes have a group of the panel.
   __device__ __forceinline__ void store_gated() {
     const bool second = lane & 2;
 #pragma unroll
@@ -435,11 +442,7 @@ struct Q4Finish {
           if (second * 4 + i < valid) to[i] = out[i];
         }
       }
-      if (work.gated_panel.data) {
-        std::byte* to = panel_line(work.gated_panel, n, column) + second * 128;
-        *reinterpret_cast<std::uint32_t*>(to) = cuda::pack_bf16(out[0], out[2]);
-        *reinterpret_cast<std::uint32_t*>(to + 256) = cuda::pack_bf16(out[1], out[3]);
-      }
+      cuda::store_half_line(work.gated_panel, token(n), column + second * 4, out);
     }
   }
 };
@@ -448,41 +451,31 @@ struct Q4Finish {
 template <class Shape>
 __device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
                                          const float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
+  constexpr bool in_turns = Shape::meets == 1;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
-  float* to = meet + place * Shape::STRIPS * 2 * Shape::line_floats + (lane >> 2) * 8 + (lane & 3) * 2;
+  float* to = meet + (in_turns ? 0 : side) * Shape::NT * Shape::block_floats +
+              place * Shape::STRIPS * 2 * Shape::line_floats + (lane & 3) * 16 + (lane >> 2);
   cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
-  if constexpr (Shape::SIDES == 4) {
-    to += side * Shape::NT * Shape::block_floats;
 #pragma unroll
-    for (int n = 0; n < Shape::NT; ++n) {
+  for (int turn = in_turns ? 1 : 0; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
+    if (!in_turns || side == turn) {
 #pragma unroll
-      for (int i = 0; i < 2 * Shape::STRIPS; ++i) {
-        const float* from = &acc[0][i / 2][n * 4 + i % 2 * 2];
-        *reinterpret_cast<float2*>(to + n * Shape::block_floats + i * Shape::line_floats) =
-            make_float2(from[0], from[1]);
-      }
-    }
-  } else {
+      for (int n = 0; n < Shape::NT; ++n) {
 #pragma unroll
-    for (int turn = 1; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
-      if (side == turn) {
+        for (int line = 0; line < 2 * Shape::STRIPS; ++line) {
 #pragma unroll
-        for (int n = 0; n < Shape::NT; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2 * Shape::STRIPS; ++i) {
-            auto* at = reinterpret_cast<float2*>(to + n * Shape::block_floats + i * Shape::line_floats);
-            const int s = i / 2, j = n * 4 + i % 2 * 2;
-            float2 sum = make_float2(acc[0][s][j] + acc[1][s][j], acc[0][s][j + 1] + acc[1][s][j + 1]);
-            if (turn == 0) {
-              const float2 other = *at;
-              sum.x += other.x, sum.y += other.y;
-            }
+          for (int i = 0; i < 2; ++i) {
+            float* at = to + n * Shape::block_floats + line * Shape::line_floats + i * 8;
+            const int s = line / 2, j = n * 4 + line % 2 * 2 + i;
+            float sum = acc[0][s][j];
+            if constexpr (Shape::quarters == 2) sum += acc[1][s][j];
+            if (in_turns && turn == 0) sum += *at;
             *at = sum;
           }
         }
       }
-      if (turn == 1) cuda::block_barrier<3>(Shape::consumers * 32);
     }
+    if (turn == 1) cuda::block_barrier<3>(Shape::consumers * 32);
   }
 }
 
@@ -595,7 +588,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::STAGES; ++i) {
-      cuda::barrier_init(barriers.weights(i), 1);
+      cuda::barrier_init(barriers.weights(i), Shape::feeders);
       cuda::barrier_init(barriers.panel(i), 1);
       cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
     }
@@ -610,8 +603,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   }
   cuda::give_registers<Shape::PRODUCER_REGISTERS>();
   const int role = warp - Shape::consumers;
-  if (role == 0) {
-    q4_few_weights<Shape>(work, memory, barriers, lane);
+  if (role == 0 || role == 3) {
+    q4_few_weights<Shape>(work, memory, barriers, role / 3, lane);
     cuda::dependents_may_start();
   } else if (role == 1) {
     cuda::wait_for_predecessors();

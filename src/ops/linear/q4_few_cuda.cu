@@ -32,7 +32,7 @@ void launch_q4_few(cuda::Stream& stream, const Q4Work& work) {
 }
 
 int q4_square_parts(const Q4Work& work) {
-  return (work.strips + q4_row_block - 1) / q4_row_block * q4_finishers;
+  return (work.strips + q4_row_block - 1) / q4_row_block;
 }
 
 }  // namespace splash::ops

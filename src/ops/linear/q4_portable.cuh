@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(rows_threads)
       for (int n = 0; n < NT; ++n) {
         float product[4] = {};
         multiply(a, x[n], product);
-        lines[s].add(product, sums[n], acc[s][n]);
+        lines[s].add(product, make_float2(sums[n][0], sums[n][1]), acc[s][n]);
       }
     }
   }
@@ -232,12 +232,11 @@ __global__ void __launch_bounds__(wide_threads, 2) q4_portable_wide_kernel(const
       std::uint32_t x[8];
       load_inputs(stage, side * NT + n, x);
       const float2 pair = *reinterpret_cast<const float2*>(&shared.sums[group & 1][(side * NT + n) * 8 + (lane & 3) * 2]);
-      const float sums[4] = {pair.x, pair.y, pair.x, pair.y};
 #pragma unroll
       for (int s = 0; s < STRIPS; ++s) {
         float product[4] = {};
         multiply(a[s], x, product);
-        lines[s].add(product, sums, acc[s][n]);
+        lines[s].add(product, pair, acc[s][n]);
       }
     }
     while (part < k_parts && part_begin(groups, part + 1) <= group + 1) {  // parts without a group add nothing

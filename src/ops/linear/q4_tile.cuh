@@ -29,19 +29,15 @@ struct Q4Lines {
       }
     }
   }
-  // acc += scale * part + (bias - 128 * scale) * sum, all NT * 4 of each; rows of `sums` are alike.
-  template <int N>
-  __device__ __forceinline__ void add(const float (&part)[N], const float (&sums)[N], float (&acc)[N]) const {
+  // acc += scale * part + (bias - 128 * scale) * sum of 8 tokens: rows g, g + 8, tokens 2t, 2t + 1.
+  __device__ __forceinline__ void add(const float (&part)[4], const float2& sums, float (&acc)[4]) const {
     const float scale0 = __uint_as_float(numbers.x << 16), scale1 = __uint_as_float(numbers.x & 0xffff0000u);
     const float offset0 = fmaf(-128.0f, scale0, __uint_as_float(numbers.y << 16));
     const float offset1 = fmaf(-128.0f, scale1, __uint_as_float(numbers.y & 0xffff0000u));
-#pragma unroll
-    for (int n = 0; n < N; n += 4) {
-      acc[n] = fmaf(scale0, part[n], fmaf(offset0, sums[n], acc[n]));
-      acc[n + 1] = fmaf(scale0, part[n + 1], fmaf(offset0, sums[n + 1], acc[n + 1]));
-      acc[n + 2] = fmaf(scale1, part[n + 2], fmaf(offset1, sums[n], acc[n + 2]));
-      acc[n + 3] = fmaf(scale1, part[n + 3], fmaf(offset1, sums[n + 1], acc[n + 3]));
-    }
+    acc[0] = fmaf(scale0, part[0], fmaf(offset0, sums.x, acc[0]));
+    acc[1] = fmaf(scale0, part[1], fmaf(offset0, sums.y, acc[1]));
+    acc[2] = fmaf(scale1, part[2], fmaf(offset1, sums.x, acc[2]));
+    acc[3] = fmaf(scale1, part[3], fmaf(offset1, sums.y, acc[3]));
   }
 };
 
