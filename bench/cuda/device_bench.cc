@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "device_kernels.h"
+#include "issue_limits.h"
 #include "ops/sampling/law_cuda.h"
 #include "record.h"
 #include "synthetic_model.h"
@@ -390,6 +391,11 @@ int run(int argc, char** argv) {
       best = std::max(best, static_cast<double>(bytes) / times.median / 1e3);
     }
     records.set_roof(best);
+  }
+  if (wanted("limits")) {
+    for (const auto& limits : {products_and_issue(stream), fetching_beside_others(stream)}) {
+      for (const Limit& limit : limits) fmt::print("{:<46} {:.1f} cycles\n", limit.name, limit.cycles);
+    }
   }
   if (wanted("steps")) {
     for (const bool fold : {true, false, false, true}) {  // A B B A
