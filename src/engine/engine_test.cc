@@ -28,6 +28,15 @@ struct Rig {
     engine = std::make_unique<Engine>(*model, plan, config, clock);
   }
 
+  // A device with room for 16 of the pages that were planned.
+  static model::FakeOptions crowded(int planned) {
+    model::FakeOptions options = roomy();
+    options.facts.max_context = 640;
+    options.facts.pages = planned;
+    options.device_pages = 16;
+    return options;
+  }
+
   static model::FakeOptions roomy() {
     model::FakeOptions options;
     options.facts = {.vocab_size = vocab_size,
@@ -370,11 +379,7 @@ TEST(Engine, AFollowerIsAsUrgentAsAlone) {
 
 // The oldest fails alone for want of memory, everyone else has been suspended for it: they are next.
 TEST(Engine, AfterTheLastOneFailedTheSuspendedGoOn) {
-  model::FakeOptions options = Rig::roomy();
-  options.facts.max_context = 640;
-  options.facts.pages = 40;
-  options.device_pages = 16;
-  Rig rig(options);
+  Rig rig(Rig::crowded(40));
   const Seen& large = rig.post(rig.request(counting(400), 200));
   const Seen& small = rig.post(rig.request(counting(20, 90), 60));
   rig.run();
@@ -399,11 +404,7 @@ TEST(Engine, LongPromptsLeaveCheckpoints) {
 
 // The device fills up while pages are taken: who fits goes on at the cache's expense, who does not is told.
 TEST(Engine, ADeviceWithLessMemoryThanPlanned) {
-  model::FakeOptions options = Rig::roomy();
-  options.facts.max_context = 640;
-  options.facts.pages = 80;
-  options.device_pages = 16;
-  Rig rig(options);
+  Rig rig(Rig::crowded(80));
   for (Token first = 0; first < 400; first += 100) {
     const std::vector<Token> prompt = counting(200, first);
     EXPECT_EQ(rig.ask(prompt, 40).tokens, rig.alone(prompt, 40)) << "cached prompts make room";

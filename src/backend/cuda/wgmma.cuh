@@ -31,21 +31,24 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
+// The operand lists have to be literal; a macro where two types of factors share one.
 template <int n>
 struct Wgmma;
 
-template <>
-struct Wgmma<16> {
-  static __device__ __forceinline__ void run(float (&c)[8], const std::uint32_t* a, std::uint64_t b, int accumulate) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7"
-        "},{%8,%9,%10,%11},%12,p,1,1,0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-  }
+#define SPLASH_WGMMA_16(name, type)                                                                                   \
+template <>                                                                                                           \
+struct name<16> {                                                                                                     \
+  static __device__ __forceinline__ void run(float (&c)[8], const std::uint32_t* a, std::uint64_t b, int accumulate) { \
+    asm volatile(                                                                                                     \
+        "{.reg .pred p; setp.ne.b32 p, %13, 0;\n"                                                                     \
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " {"                                              \
+        "%0,%1,%2,%3,%4,%5,%6,%7"                                                                                     \
+        "},{%8,%9,%10,%11},%12,p,1,1,0;}"                                                                             \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                       \
+  }                                                                                                                   \
 };
+SPLASH_WGMMA_16(Wgmma, "bf16")
 
 template <>
 struct Wgmma<32> {
@@ -61,22 +64,24 @@ struct Wgmma<32> {
   }
 };
 
-template <>
-struct Wgmma<64> {
-  static __device__ __forceinline__ void run(float (&c)[32], const std::uint32_t* a, std::uint64_t b, int accumulate) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "},{%32,%33,%34,%35},%36,p,1,1,0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
-          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
-          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
-          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-  }
+#define SPLASH_WGMMA_64(name, type)                                                                                   \
+template <>                                                                                                           \
+struct name<64> {                                                                                                     \
+  static __device__ __forceinline__ void run(float (&c)[32], const std::uint32_t* a, std::uint64_t b, int accumulate) { \
+    asm volatile(                                                                                                     \
+        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                                     \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {"                                              \
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                                      \
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"                                             \
+        "},{%32,%33,%34,%35},%36,p,1,1,0;}"                                                                           \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), \
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),      \
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),     \
+          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                       \
+  }                                                                                                                   \
 };
+SPLASH_WGMMA_64(Wgmma, "bf16")
 
 template <>
 struct Wgmma<128> {
@@ -187,18 +192,7 @@ __device__ __forceinline__ void wgmma_half_256(float (&c)[128], const std::uint3
 template <int n>
 struct WgmmaHalf;
 
-template <>
-struct WgmmaHalf<16> {
-  static __device__ __forceinline__ void run(float (&c)[8], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7"
-        "},{%8,%9,%10,%11},%12,p,1,1,0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-  }
-};
+SPLASH_WGMMA_16(WgmmaHalf, "f16")
 
 template <>
 struct WgmmaHalf<48> {
@@ -216,21 +210,9 @@ struct WgmmaHalf<48> {
   }
 };
 
-template <>
-struct WgmmaHalf<64> {
-  static __device__ __forceinline__ void run(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b, int accumulate) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "},{%32,%33,%34,%35},%36,p,1,1,0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
-          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
-          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
-          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-  }
-};
+SPLASH_WGMMA_64(WgmmaHalf, "f16")
+
+#undef SPLASH_WGMMA_16
+#undef SPLASH_WGMMA_64
 
 }  // namespace splash::cuda

@@ -125,7 +125,8 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
   work.strips += target.weight.strips();
 }
 
-constexpr int wide_from = 33;
+// The kernel for few rows reads the sums of a group in the panel.
+constexpr int wide_from = cuda::Panel::most_rows_with_sums + 1;
 
 void run(cuda::Stream& stream, const Q4Work& work) {
   if (stream.portable()) {
@@ -142,7 +143,7 @@ void run(cuda::Stream& stream, const Q4Work& work) {
 // From 33 tokens on, a launch of one matrix with few rows leaves its sums in parts of K; whether it does is a matter of
 // the matrix alone. True: the reader of `partials` adds them to the output.
 bool cut_in_parts(cuda::Stream& stream, Q4Work& work) {
-  if (work.tokens <= 32 || stream.portable()) return false;
+  if (work.tokens < wide_from || stream.portable()) return false;
   work.parts = q4_wide_parts(work);
   SPLASH_CHECK(
       work.parts == 1 || sizeof(float) * work.parts * work.tokens * static_cast<std::size_t>(work.matrices[0].rows) <=
@@ -188,7 +189,8 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out) {
-  const bool between = !stream.portable() && x.rows >= wide_from && (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
+  const bool between = !stream.portable() && x.rows >= wide_from &&
+                       (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
   if (gate.format != pack::Format::q4 || between) {
     MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
     const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
@@ -207,7 +209,7 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
 
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
                      MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed) {
-  if (weight.format == pack::Format::q4 && x.rows > 32) {
+  if (weight.format == pack::Format::q4 && x.rows >= wide_from) {
     Q4Work work = work_for(stream, x);
     add_matrix(work, {weight, residual, true});
     if (cut_in_parts(stream, work)) {

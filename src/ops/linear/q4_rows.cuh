@@ -9,10 +9,10 @@
 namespace splash::ops {
 
 // Writes finished fragments of STRIPS strips from `strip` on. Fragment: rows g, g + 8 of the strip; tokens 8n + 2t,
-// + 1. `part`: this warp's place among the sums of squares (norm only).
-template <int STRIPS, int NT, bool gated, bool norm = false>
+// + 1.
+template <int STRIPS, int NT, bool gated>
 __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int first_token, int lane,
-                                         float (&acc)[STRIPS][NT][4], int part = 0) {
+                                         float (&acc)[STRIPS][NT][4]) {
   const int g = lane >> 2, t = lane & 3;
   if constexpr (gated) {
     static_assert(STRIPS % 2 == 0);
@@ -35,7 +35,6 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
   } else {
     // Everything is read before anything is written: between a store and a load through other pointers the compiler
     // keeps the order, and sixteen round trips to memory would follow each other.
-    float gains[STRIPS][2] = {};
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
       if (strip + s >= work.strips) break;
@@ -52,15 +51,7 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
           }
         }
       }
-      if constexpr (norm) {
-        if (work.gain) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            gains[s][h] = __ldg(work.gain + min(place.index * 16 + g + h * 8, matrix.rows - 1));
-        }
-      }
     }
-    float squares[NT][2] = {};
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
       if (strip + s >= work.strips) break;
@@ -72,30 +63,7 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
         for (int i = 0; i < 4; ++i) {
           const int column = place.index * 16 + g + (i >> 1) * 8, token = first_token + n * 8 + 2 * t + (i & 1);
           if (column >= matrix.rows || token >= work.tokens) continue;
-          const float value = acc[s][n][i];
-          matrix.out[token * matrix.out_stride + column] = value;
-          if constexpr (norm) {
-            if (work.gain) {
-              cuda::store_element(work.normed_panel, token, column, value * gains[s][i >> 1]);
-              squares[n][i & 1] = fmaf(value, value, squares[n][i & 1]);
-            }
-          }
-        }
-      }
-    }
-    if constexpr (norm) {
-      if (!work.gain) return;
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int distance = 4; distance < 32; distance <<= 1)
-            squares[n][i] += __shfl_xor_sync(0xffffffffu, squares[n][i], distance);
-        }
-        if (g == 0) {
-          *reinterpret_cast<float2*>(work.squares_out + part * Q4Work::squares_stride + n * 8 + 2 * t) =
-              make_float2(squares[n][0], squares[n][1]);
+          matrix.out[token * matrix.out_stride + column] = acc[s][n][i];
         }
       }
     }

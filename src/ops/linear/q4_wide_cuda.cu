@@ -38,8 +38,6 @@ int q4_wide_parts(const Q4Work& work) {
 
 void launch_q4_wide(cuda::Stream& stream, const Q4Work& work) {
   switch (cuda::panel_row_tile(work.tokens)) {
-    case 32:
-      return launch_shape<Q4WideShape<32, 2, 8, false>>(stream, work);
     case 64:
       if (work.parts > 1) return launch_shape<Q4WideShape<64, 2, 8, true>>(stream, work);
       return launch_shape<Q4WideShape<64, 2, 8, false>>(stream, work);

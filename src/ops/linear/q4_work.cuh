@@ -29,8 +29,8 @@ struct alignas(16) Q4Work {
   // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be
   // null) and to this panel.
   cuda::Panel gated_panel;
-  // RMSNorm folded into the linears on both sides of it (rows kernel): the one that finishes the residual writes
-  // bf16(gain * x) and, per 32 outputs, sums of squares; the one that reads them multiplies its results by 1 / rms.
+  // RMSNorm folded into the linears on both sides of it (few tokens): the one that finishes the residual writes
+  // bf16(gain * x) and, per row block, sums of squares; the one that reads them multiplies its results by 1 / rms.
   const float* gain = nullptr;        // of the norm behind this launch
   cuda::Panel normed_panel;           // its panel, without the factor 1 / rms
   float* squares_out = nullptr;       // [part][32 tokens]
