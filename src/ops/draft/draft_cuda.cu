@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32)
 
 constexpr int chunk_keys = 64;  // positions of a chunk; the block itself is the last chunk
 constexpr int query_rows = 32;  // at most, per kv head
-constexpr int attention_threads = 128;
+constexpr int attention_threads = 256, attention_warps = attention_threads / 32;
 
 struct DraftArguments {
   Rotary rotary;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Split (&a)[4], con
 // Query row m of a kv head: block row m / group, head m % group. Grid: chunks x kv heads x segments. What the rings hold
 // is older than the kernels around this one (draft_cuda.h): it is requested while they run.
 template <int dim>
-__global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __grid_constant__ DraftArguments args) {
+__global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const __grid_constant__ DraftArguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<DraftShared<dim>*>(memory);
   cuda::dependents_may_start();
@@ -190,20 +190,23 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   }
   __syncthreads();
   if (threadIdx.x == 0) cuda::begin_copies(full, own ? 0 : count * dim * 4 * 2);
-  // A thread per key requests its rows (a warp, where threads copy themselves); the queries are made meanwhile.
-  constexpr int requesters = cuda::hopper_code ? 1 : 32, together = attention_threads / requesters;
-  for (int key = threadIdx.x / requesters; key < (own ? 0 : count); key += together) {
-    const int requester = threadIdx.x % requesters;
+  // A thread requests a key's or a value's row (a warp, where threads copy themselves), dealt to all warps: bulk copies
+  // of a warp follow each other. The queries are made meanwhile.
+  constexpr int requesters = cuda::hopper_code ? 1 : 32;
+  for (int i = cuda::hopper_code ? lane * attention_warps + warp : warp; i < (own ? 0 : 2 * count);
+       i += attention_threads / requesters) {
+    const int key = i / 2;
+    const bool value = i % 2;
     const std::int64_t slot =
         (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
-    cuda::copy(cuda::shared_address(shared.k[key]), segment.ring.keys + slot, dim * 4, full, requester, requesters);
-    cuda::copy(cuda::shared_address(shared.v[key]), segment.ring.values + slot, dim * 4, full, requester, requesters);
+    cuda::copy(cuda::shared_address(value ? shared.v[key] : shared.k[key]),
+               (value ? segment.ring.values : segment.ring.keys) + slot, dim * 4, full, lane % requesters, requesters);
   }
   cuda::end_copies(full);
   // What no key fills must be finite: weights of such keys are zero.
   for (int i = threadIdx.x; i < (chunk_keys - count) * dim / 4; i += attention_threads)
     *reinterpret_cast<float4*>(&shared.v[count + i / (dim / 4)][i % (dim / 4) * 4]) = make_float4(0, 0, 0, 0);
-  constexpr int each = query_rows / (attention_threads / 32);
+  constexpr int each = query_rows / attention_warps;
   const auto row_of_query = [&](int i) { return min(warp * each + i, rows - 1) / group; };
   cuda::wait_for_predecessors();
   Head<dim> heads[each];
@@ -213,7 +216,7 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
     heads[i].load(cuda::row_of(args.q, segment.first_row + m / group) + (kv_head * group + m % group) * dim);
   }
   if (own) {
-    for (int key = warp; key < count; key += attention_threads / 32) {
+    for (int key = warp; key < count; key += attention_warps) {
       Head<dim> head;
       head.load(cuda::row_of(args.k, segment.first_row + key) + kv_head * dim);
       head.finish(args.rotary, args.k_norm, Turn<dim>(args.rotary, segment.position + key), shared.k[key]);
@@ -230,190 +233,166 @@ __global__ void __launch_bounds__(attention_threads) draft_chunk_kernel(const __
   }
   cuda::barrier_wait(full, 0);
   __syncthreads();
-  // Scores: a warp has all 32 rows and sixteen keys.
-  float scores[2][2][4] = {};
-  const int first_key = warp * 16;
+  // Scores: a warp has sixteen rows and sixteen keys.
+  float scores[2][4] = {};
+  const int quarter = warp % 4, first_row = warp / 4 * 16, first_key = quarter * 16;
 #pragma unroll 4
   for (int d = t * 4; d < (first_key < count ? dim : 0); d += 16) {
-    float4 a[2][2], b[2];
+    float4 a[2], b[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) a[i][h] = *reinterpret_cast<const float4*>(&shared.q[i * 16 + h * 8 + g][d]);
+      a[i] = *reinterpret_cast<const float4*>(&shared.q[first_row + i * 8 + g][d]);
       b[i] = *reinterpret_cast<const float4*>(&shared.k[first_key + i * 8 + g][d]);
     }
     // Which of sixteen dims are k t and t + 4 of a product does not matter, if both sides agree.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Split q[2][4], k[2][2];
+      Split q[4], k[2][2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          q[i][h] = split(half ? a[i][h].z : a[i][h].x), q[i][2 + h] = split(half ? a[i][h].w : a[i][h].y);
-        }
+        q[i] = split(half ? a[i].z : a[i].x), q[2 + i] = split(half ? a[i].w : a[i].y);
         k[i][0] = split(half ? b[i].z : b[i].x), k[i][1] = split(half ? b[i].w : b[i].y);
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int n = 0; n < 2; ++n) multiply(scores[i][n], q[i], k[n]);
-      }
+      for (int n = 0; n < 2; ++n) multiply(scores[n], q, k[n]);
     }
   }
   const float scale = rsqrtf(static_cast<float>(dim));
   const std::int64_t part =
       ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + chunk) * query_rows;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    const int m = first_row + h * 8 + g, position = segment.position + m / group;
+    float top = -INFINITY;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int m = i * 16 + h * 8 + g, position = segment.position + m / group;
-      float top = -INFINITY;
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int key = first_key + n * 8 + 2 * t + c;
-          // Strict window: query position - key position < window; block keys are always inside.
-          const bool seen =
-              m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
-          float& score = scores[i][n][h * 2 + c];
-          score = seen ? score * scale : -INFINITY;
-          top = fmaxf(top, score);
-        }
+      for (int c = 0; c < 2; ++c) {
+        const int key = first_key + n * 8 + 2 * t + c;
+        // Strict window: query position - key position < window; block keys are always inside.
+        const bool seen =
+            m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
+        float& score = scores[n][h * 2 + c];
+        score = seen ? score * scale : -INFINITY;
+        top = fmaxf(top, score);
       }
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      if (t == 0) shared.tops[warp][m] = top;
     }
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    if (t == 0) shared.tops[quarter][m] = top;
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int h = 0; h < 2; ++h) {
+    const int m = first_row + h * 8 + g;
+    const float top =
+        fmaxf(fmaxf(shared.tops[0][m], shared.tops[1][m]), fmaxf(shared.tops[2][m], shared.tops[3][m]));
+    float sum = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int m = i * 16 + h * 8 + g;
-      const float top =
-          fmaxf(fmaxf(shared.tops[0][m], shared.tops[1][m]), fmaxf(shared.tops[2][m], shared.tops[3][m]));
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float2 weights;
-        weights.x = scores[i][n][h * 2] == -INFINITY ? 0.0f : expf(scores[i][n][h * 2] - top);
-        weights.y = scores[i][n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[i][n][h * 2 + 1] - top);
-        *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
-        sum += weights.x + weights.y;
-      }
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (t == 0) shared.sums[warp][m] = sum;
-      if (warp == 0 && t == 0) args.stats[(part + m) * 2] = top;
+    for (int n = 0; n < 2; ++n) {
+      float2 weights;
+      weights.x = scores[n][h * 2] == -INFINITY ? 0.0f : expf(scores[n][h * 2] - top);
+      weights.y = scores[n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[n][h * 2 + 1] - top);
+      *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
+      sum += weights.x + weights.y;
     }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (t == 0) shared.sums[quarter][m] = sum;
+    if (quarter == 0 && t == 0) args.stats[(part + m) * 2] = top;
   }
   __syncthreads();
   if (threadIdx.x < query_rows) {
     const int m = threadIdx.x;
     args.stats[(part + m) * 2 + 1] = shared.sums[0][m] + shared.sums[1][m] + shared.sums[2][m] + shared.sums[3][m];
   }
-  // Values: a warp has all 32 rows and a quarter of the columns.
+  // Values: a warp has sixteen rows and a quarter of the columns.
   constexpr int tiles = dim / 32;
-  const int first_column = warp * (dim / 4);
-  float sums[2][tiles][4] = {};
+  const int first_column = quarter * (dim / 4);
+  float sums[tiles][4] = {};
 #pragma unroll 2
   for (int key = 0; key < count; key += 8) {
-    Split p[2][4], v[tiles][2];
+    Split p[4], v[tiles][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) p[i][c] = split(shared.p[i * 16 + c % 2 * 8 + g][key + t + c / 2 * 4]);
-    }
+    for (int c = 0; c < 4; ++c) p[c] = split(shared.p[first_row + c % 2 * 8 + g][key + t + c / 2 * 4]);
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) v[n][c] = split(shared.v[key + t + c * 4][first_column + n * 8 + g]);
     }
 #pragma unroll
-    for (int n = 0; n < tiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) multiply(sums[i][n], p[i], v[n]);
-    }
+    for (int n = 0; n < tiles; ++n) multiply(sums[n], p, v[n]);
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int h = 0; h < 2; ++h) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int n = 0; n < tiles; ++n) {
-        *reinterpret_cast<float2*>(args.partials + (part + i * 16 + h * 8 + g) * dim + first_column + n * 8 + 2 * t) =
-            make_float2(sums[i][n][h * 2], sums[i][n][h * 2 + 1]);
-      }
+    for (int n = 0; n < tiles; ++n) {
+      *reinterpret_cast<float2*>(args.partials + (part + first_row + h * 8 + g) * dim + first_column + n * 8 + 2 * t) =
+          make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
     }
   }
 }
 
-// The chunks' sums, weighed by the largest score of all. A warp per query row: lane l holds the weight of chunk l, l + 32,
-// ...; everything is requested at once. Grid: query rows x kv heads x segments.
+// The chunks' sums, weighed by the largest score of all. A warp has 64 columns of a query row, two a lane; lane l holds
+// the weights of chunks l and l + 32 of those that are asked for at once (a window of 2,048 has 34 at most). Grid: query
+// rows x kv heads x segments.
 template <int dim>
-__global__ void __launch_bounds__(32) draft_merge_kernel(const __grid_constant__ DraftArguments args) {
+__global__ void __launch_bounds__(dim / 2) draft_merge_kernel(const __grid_constant__ DraftArguments args) {
   cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
-  constexpr int columns = dim / 32, together = 16;
-  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, lane = threadIdx.x;
+  constexpr int columns = 2, at_once = 36;
+  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, lane = threadIdx.x % 32;
   const std::int64_t base =
       (static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks * query_rows + m;
   const int chunks = context_chunks(args, segment) + 1;
+  const float* from = args.partials + base * dim + threadIdx.x * columns;
   cuda::wait_for_predecessors();
-  float out[columns] = {}, maximum = -INFINITY, sum = 0;
-  // 32 chunks at a time; the largest score so far is what weighs.
-  for (int first = 0; first < chunks; first += 32) {
-    const int count = min(32, chunks - first);
-    const float2 stats = *reinterpret_cast<const float2*>(
-        args.stats + (base + static_cast<std::int64_t>(first + min(lane, count - 1)) * query_rows) * 2);
-    float top = stats.x;
+  float2 out = {};
+  float maximum = -INFINITY, sum = 0;
+#pragma unroll 1
+  for (int first = 0; first < chunks; first += at_once) {
+    const int count = min(at_once, chunks - first);
+    float2 stats[2], values[at_once];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      stats[i] = *reinterpret_cast<const float2*>(
+          args.stats + (base + static_cast<std::int64_t>(first + min(lane + 32 * i, count - 1)) * query_rows) * 2);
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      if (j < count) values[j] = *reinterpret_cast<const float2*>(from);
+      from += query_rows * dim;
+    }
+    float top = fmaxf(stats[0].x, stats[1].x);
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1)
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
     top = fmaxf(top, maximum);
     const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top);
-    const float weight = lane >= count || stats.x == -INFINITY ? 0.0f : expf(stats.x - top);
-    float share = weight * stats.y;
+    float weights[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      weights[i] = lane + 32 * i >= count || stats[i].x == -INFINITY ? 0.0f : expf(stats[i].x - top);
+    float share = fmaf(weights[1], stats[1].y, weights[0] * stats[0].y);
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) share += __shfl_xor_sync(0xffffffffu, share, distance);
     sum = fmaf(sum, keep, share), maximum = top;
+    out.x *= keep, out.y *= keep;
 #pragma unroll
-    for (int i = 0; i < columns; ++i) out[i] *= keep;
-    for (int some = 0; some < count; some += together) {
-      float values[together][columns] = {};
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        if (some + j >= count) continue;
-        const float* from =
-            args.partials + (base + static_cast<std::int64_t>(first + some + j) * query_rows) * dim + lane * columns;
-#pragma unroll
-        for (int i = 0; i < columns; i += 2) {
-          const float2 two = *reinterpret_cast<const float2*>(from + i);
-          values[j][i] = two.x, values[j][i + 1] = two.y;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const float of_chunk = __shfl_sync(0xffffffffu, weight, (some + j) % 32);
-#pragma unroll
-        for (int i = 0; i < columns; ++i) out[i] = fmaf(values[j][i], of_chunk, out[i]);
-      }
+    for (int j = 0; j < at_once; ++j) {
+      const float weight = __shfl_sync(0xffffffffu, weights[j / 32], j % 32);
+      if (j < count) out.x = fmaf(values[j].x, weight, out.x), out.y = fmaf(values[j].y, weight, out.y);
     }
   }
-  // Lines of eight columns: each lane of 8 / columns has a piece of one.
-  const int row = segment.first_row + m / group, head = (kv_head * group + m % group) * dim;
-  constexpr int pieces = 8 / columns;
+  // Lines of eight columns: four lanes have one.
+  const int row = segment.first_row + m / group,
+            column = (kv_head * group + m % group) * dim + static_cast<int>(threadIdx.x) / 32 * 64 + lane * 8;
   float line[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    line[i] = __shfl_sync(0xffffffffu, out[i % columns], lane * pieces % 32 + i / columns) / sum;
-  if (lane >= dim / 8) return;
-  cuda::store_columns(args.out, row, head + lane * 8, line);
-  cuda::store_line(args.panel, row, head + lane * 8, line);
+    line[i] = __shfl_sync(0xffffffffu, i % columns ? out.y : out.x, lane * 4 % 32 + i / columns) / sum;
+  if (lane >= 8) return;
+  cuda::store_columns(args.out, row, column, line);
+  cuda::store_line(args.panel, row, column, line);
 }
 
 Rotary rotary_of(const DraftAttentionGeometry& geometry) {
@@ -433,7 +412,7 @@ void run_attention(cuda::Stream& stream, const DraftArguments& args, int segment
                {dim3(args.max_chunks, args.kv_heads, segments), dim3(attention_threads), sizeof(DraftShared<dim>)},
                draft_chunk_kernel<dim>, args);
   const int rows = args.block * args.query_heads / args.kv_heads;
-  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(32)},
+  cuda::launch(stream, "draft attention merge", {dim3(rows, args.kv_heads, segments), dim3(dim / 2)},
                draft_merge_kernel<dim>, args);
 }
 
