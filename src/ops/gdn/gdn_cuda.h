@@ -23,7 +23,8 @@ struct GdnMark {
   std::size_t bytes = 0;
 };
 
-// Device tables, for recordings: lanes[segments[i].lane] holds the lane's pointers in this layer.
+// Device tables, for recordings: lanes[segments[i].lane] holds the lane's pointers in this layer; at least as many lanes
+// as segments.
 struct GdnTables {
   const SegmentEntry* segments = nullptr;
   int segment_count = 0;
