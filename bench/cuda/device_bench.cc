@@ -271,12 +271,10 @@ void parts(Bench& bench, SyntheticModel& model, int lanes) {
                         {"target's head", Part::target_head, 1},
                         {"draft pass", Part::draft, 1},
                         {"draft attention", Part::draft_attention, drafted},
-                        {"draft convolutions", Part::draft_convs, 4 * drafted},
-                        {"draft norms", Part::draft_norms, 2 * drafted},
-                        {"draft projections", Part::draft_projections, 2 * drafted},
+                        {"draft boundaries (convolutions, norms, projections)", Part::draft_boundaries, 2 * drafted},
                         {"draft linears (qkv, out, gate and up, down)", Part::draft_linears, 4 * drafted},
-                        {"draft head", Part::draft_head, 1},
-                        {"draft choice (selector, top_k, walk)", Part::draft_choice, 1},
+                        {"draft head and selector's projection", Part::draft_head, 1},
+                        {"draft choice (top_k, walk)", Part::draft_choice, 1},
                         {"draft context", Part::commit, 1},
                         {"draft context, keys and values of the layers", Part::context_layers, drafted}};
   const auto measure = [&](unsigned without) {

@@ -272,34 +272,41 @@ void SyntheticModel::forward(MatrixView<float> x, MatrixView<float> normed, int 
       ops::linear_add(stream_, inner, layer.down, x);
     }
     if (has(Part::taps) && features.rows > 0 && tap < g_.taps && l == 1 + tap * (g_.layers - 4) / (g_.taps - 1)) {
-      const MatrixView<float> to = features.slice_cols(tap++ * g_.hidden, g_.hidden);
-      stream_.note(cudaMemcpy2DAsync(to.data, to.stride * 4, x.data, x.stride * 4, std::size_t(g_.hidden) * 4, rows,
-                                     cudaMemcpyDeviceToDevice, stream_.native()),
-                   "taps");
+      ops::draft_feature(stream_, x, features, tap++);
     }
   }
   if (!fold_norms) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
 }
 
 void SyntheticModel::draft_pass(int lanes) {
-  const int rows = lanes * g_.block, slots = g_.block - 1, k = 16;
-  const MatrixView<float> x = stream_.matrix(rows, g_.hidden), normed = stream_.matrix(rows, g_.hidden),
-                          coefficients = stream_.matrix(rows, g_.hidden / 4),
+  const int rows = lanes * g_.block, slots = g_.block - 1, k = 16, groups = g_.hidden / 16;
+  MatrixView<float> x = stream_.matrix(rows, g_.hidden), spare = stream_.matrix(rows, g_.hidden);
+  const MatrixView<float> normed = stream_.matrix(rows, g_.hidden),
+                          coefficients[2] = {stream_.matrix(rows, 4 * groups), stream_.matrix(rows, 4 * groups)},
                           convolved = stream_.matrix(rows, g_.hidden),
                           q = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
                           key = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
                           value = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
                           mixed = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
                           sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner);
+  ops::DraftBoundary::End end;
+  const auto begin = [&](std::span<const float> base, const pack::Weight& projection, MatrixView<float> of_sublayer) {
+    const ops::DraftBoundary boundary{.end = end,
+                                      .gain = norm_,
+                                      .eps = 1e-6f,
+                                      .conv = {base, projection},
+                                      .block = g_.block,
+                                      .normed = normed,
+                                      .coefficients = of_sublayer,
+                                      .convolved = convolved};
+    end = {base, of_sublayer, sub};
+    if (!has(Part::draft_boundaries)) return;
+    if (ops::draft_boundary(stream_, x, spare, boundary).data != x.data) std::swap(x, spare);
+  };
   ops::embed(stream_, head_, std::span(token_names_).first(rows), x);
   for (int l = 0; l < g_.draft_layers; ++l) {
     const DraftLayer& d = draft_layers_[l];
-    const ops::BlockConv attention_before{d.attention_base, 16, 0, g_.block},
-        attention_after{d.attention_base, 16, 1, g_.block};
-    const ops::BlockConv mlp_before{d.mlp_base, 16, 0, g_.block}, mlp_after{d.mlp_base, 16, 1, g_.block};
-    if (has(Part::draft_norms)) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-    if (has(Part::draft_projections)) ops::linear(stream_, normed, d.attention_projection, coefficients);
-    if (has(Part::draft_convs)) ops::block_conv(stream_, attention_before, coefficients, normed, false, convolved);
+    begin(d.attention_base, d.attention_projection, coefficients[0]);
     const ops::LinearTarget in[] = {{d.q, q}, {d.k, key}, {d.v, value}};
     if (has(Part::draft_linears)) ops::linear(stream_, convolved, in);
     if (has(Part::draft_attention)) {
@@ -307,35 +314,24 @@ void SyntheticModel::draft_pass(int lanes) {
                            block_segments_[l], mixed);
     }
     if (has(Part::draft_linears)) ops::linear(stream_, mixed, d.out, sub);
-    if (has(Part::draft_convs)) ops::block_conv(stream_, attention_after, coefficients, sub, true, x);
-    if (has(Part::draft_norms)) ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-    if (has(Part::draft_projections)) ops::linear(stream_, normed, d.mlp_projection, coefficients);
-    if (has(Part::draft_convs)) ops::block_conv(stream_, mlp_before, coefficients, normed, false, convolved);
+    begin(d.mlp_base, d.mlp_projection, coefficients[1]);
     if (has(Part::draft_linears)) ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner);
     if (has(Part::draft_linears)) ops::linear(stream_, inner, d.down, sub);
-    if (has(Part::draft_convs)) ops::block_conv(stream_, mlp_after, coefficients, sub, true, x);
   }
-  ops::rms_norm(stream_, x, norm_, 1e-6f, normed);
-  const MatrixView<float> logits = stream_.matrix(rows, g_.vocabulary),
-                          projections = stream_.matrix(lanes * g_.block, g_.rank),
-                          values = stream_.matrix(lanes * slots, k), dense = stream_.matrix(lanes * slots, g_.rank);
-  const MatrixView<Token> candidates{stream_.allocate<Token>(std::size_t(lanes) * slots * k), lanes * slots, k};
-  if (has(Part::draft_head)) ops::linear(stream_, normed, head_, logits);
-  if (has(Part::draft_choice)) ops::linear(stream_, normed, selector_projection_, projections);
-  for (int lane = 0; has(Part::draft_choice) && lane < lanes; ++lane) {
-    ops::top_k(stream_, logits.slice_rows(lane * g_.block + 1, slots), std::min(248000, g_.vocabulary),
-               candidates.slice_rows(lane * slots, slots), values.slice_rows(lane * slots, slots));
-    if (lanes > 1) {
-      stream_.note(cudaMemcpyAsync(dense.row(lane * slots), projections.row(lane * g_.block + 1),
-                                   std::size_t(slots) * g_.rank * 4, cudaMemcpyDeviceToDevice, stream_.native()),
-                   "slots");
-    }
-  }
+  const int chosen = lanes * slots;
+  const MatrixView<float> dense = stream_.matrix(chosen, g_.hidden);
+  ops::draft_finish(stream_, x, end, 16, g_.block, norm_, 1e-6f, 1, dense);
+  const MatrixView<float> logits = stream_.matrix(chosen, g_.vocabulary), projections = stream_.matrix(chosen, g_.rank),
+                          values = stream_.matrix(chosen, k);
+  const MatrixView<Token> candidates{stream_.allocate<Token>(std::size_t(chosen) * k), chosen, k};
+  const ops::LinearTarget of_choice[] = {{head_, logits}, {selector_projection_, projections}};
+  if (has(Part::draft_head)) ops::linear(stream_, dense, of_choice);
   if (!has(Part::draft_choice)) return;
+  ops::top_k(stream_, logits, std::min(248000, g_.vocabulary), candidates, values);
   ops::selector_walk(stream_, {.weights = selector_,
                                .candidates = candidates,
                                .values = values,
-                               .projections = lanes > 1 ? dense : projections.slice_rows(1, slots),
+                               .projections = projections,
                                .lanes = lanes,
                                .slots = slots,
                                .choices = choices_,
@@ -345,17 +341,13 @@ void SyntheticModel::draft_pass(int lanes) {
 
 void SyntheticModel::commit_draft(int lanes, int rows, MatrixView<const float> features) {
   const int count = lanes * rows;
-  const MatrixView<float> context = stream_.matrix(count, g_.hidden),
-                          k = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim),
-                          v = stream_.matrix(count, g_.draft_kv_heads * g_.draft_dim);
-  ops::linear(stream_, features, fc_, context);
-  ops::rms_norm(stream_, context, norm_, 1e-6f, context);
+  const MatrixView<float> context = stream_.matrix(count, g_.hidden), normed = stream_.matrix(count, g_.hidden);
+  ops::linear_norm(stream_, features, fc_, context, norm_, 1e-6f, normed);
+  std::vector<ops::DraftContextLayer> layers;
   for (int l = 0; l < g_.draft_layers; ++l) {
-    if (!has(Part::context_layers)) break;
-    const ops::LinearTarget kv[] = {{draft_layers_[l].k, k}, {draft_layers_[l].v, v}};
-    ops::linear(stream_, context, kv);
-    ops::draft_context(stream_, draft_geometry(), draft_head_norm_, k, v, context_segments_[l]);
+    layers.push_back({draft_layers_[l].k, draft_layers_[l].v, draft_head_norm_, context_segments_[l]});
   }
+  if (has(Part::context_layers)) ops::draft_contexts(stream_, draft_geometry(), normed, layers);
 }
 
 SyntheticModel::StepViews SyntheticModel::step(int lanes, int width) {

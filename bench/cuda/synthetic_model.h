@@ -35,9 +35,9 @@ class SyntheticModel {
   // What a step may leave out, to be timed by what is missing then.
   struct Part {
     static constexpr unsigned gdn = 1 << 0, attention = 1 << 1, target_linears = 1 << 2, target_head = 1 << 3,
-                              taps = 1 << 4, draft = 1 << 5, draft_attention = 1 << 6, draft_convs = 1 << 7,
-                              draft_norms = 1 << 8, draft_projections = 1 << 9, draft_linears = 1 << 10,
-                              draft_head = 1 << 11, draft_choice = 1 << 12, commit = 1 << 13, context_layers = 1 << 14;
+                              taps = 1 << 4, draft = 1 << 5, draft_attention = 1 << 6, draft_boundaries = 1 << 7,
+                              draft_linears = 1 << 8, draft_head = 1 << 9, draft_choice = 1 << 10, commit = 1 << 11,
+                              context_layers = 1 << 12;
   };
   unsigned without = 0;
 

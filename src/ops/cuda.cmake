@@ -5,7 +5,7 @@ if(NOT SPLASH_WITH_CUDA)
 endif()
 # Of about the same time to compile each; q4_wide is not with q4_few because both name their parts alike.
 splash_cuda_unit(both attention_unit attention/attention_cuda.cu)
-splash_cuda_unit(both small_unit linear/linear_cuda.cu draft/draft_cuda.cu draft/top_k_cuda.cu sampling/law_cuda.cu embed/embed_cuda.cu
+splash_cuda_unit(both small_unit linear/linear_cuda.cu draft/draft_cuda.cu draft/boundary_cuda.cu draft/top_k_cuda.cu sampling/law_cuda.cu embed/embed_cuda.cu
                  norm/norm_cuda.cu swiglu/swiglu_cuda.cu)
 splash_cuda_unit(portable portable_unit attention/attention_portable_cuda.cu draft/top_k_portable_cuda.cu gdn/gdn_portable_cuda.cu linear/q4_portable_cuda.cu)
 if(SPLASH_CUDA_PROVE_PORTABLE)

@@ -2,6 +2,7 @@
 // t predicting the token at anchor position + t, plus the projection of committed target features into its context.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "models/blocks/mlp.h"
@@ -9,6 +10,7 @@
 #include "ops/draft/draft.h"
 #include "ops/embed/embed.h"
 #include "ops/linear/linear.h"
+#include "ops/fused.h"
 #include "ops/norm/norm.h"
 
 namespace splash::models::dflash2 {
@@ -21,33 +23,22 @@ struct Block {
 
 template <class Stream>
 struct Scratch {
-  MatrixView<float> normed, coefficients, convolved, q, k, v, mixed, sublayer;
+  MatrixView<float> normed, convolved, q, k, v, mixed, sublayer, spare;
+  MatrixView<float> coefficients[2];  // of attention and of the MLP
   MlpScratch mlp;
 
   Scratch(Stream& stream, const pack::DraftGeometry& g, int rows)
       : normed(stream.matrix(rows, g.hidden_size)),
-        coefficients(stream.matrix(rows, 4 * g.conv_groups())),
         convolved(stream.matrix(rows, g.hidden_size)),
         q(stream.matrix(rows, g.query_heads * g.head_dim)),
         k(stream.matrix(rows, g.kv_heads * g.head_dim)),
         v(stream.matrix(rows, g.kv_heads * g.head_dim)),
         mixed(stream.matrix(rows, g.query_heads * g.head_dim)),
         sublayer(stream.matrix(rows, g.hidden_size)),
+        spare(stream.matrix(rows, g.hidden_size)),
+        coefficients{stream.matrix(rows, 4 * g.conv_groups()), stream.matrix(rows, 4 * g.conv_groups())},
         mlp(mlp_scratch(stream, rows, g.intermediate_size)) {}
 };
-
-// x += conv_1( sublayer( conv_0(n) ) ), n = norm(x); both stages' coefficients come from n.
-template <class Stream, class Sublayer>
-void convolved_sublayer(Stream& stream, const pack::DraftGeometry& g, std::span<const float> norm, const Conv& conv,
-                        Scratch<Stream>& s, MatrixView<float> x, Sublayer&& sublayer) {
-  ops::rms_norm(stream, x, norm, g.rms_eps, s.normed);
-  ops::linear(stream, s.normed, conv.projection, s.coefficients);
-  const ops::BlockConv before{conv.base, g.conv_group, 0, g.block_size},
-      after{conv.base, g.conv_group, 1, g.block_size};
-  ops::block_conv(stream, before, s.coefficients, s.normed, false, s.convolved);
-  sublayer(s.convolved, s.sublayer);
-  ops::block_conv(stream, after, s.coefficients, s.sublayer, true, x);
-}
 
 // The rows of one draft pass.
 struct BlockRows {
@@ -69,34 +60,48 @@ BlockRows block_rows(const Weights& weights, std::span<const Block> blocks, Ring
   return rows;
 }
 
-// Final-normed hidden states [blocks * block_size, H].
+// Final-normed hidden states of `count` slots of every block from slot `first` on (0: all that follow), dense:
+// [blocks * count, H]. Each sublayer: x += conv_1( sublayer( conv_0(n) ) ), n = norm(x); both stages' coefficients come from n.
 template <class Stream>
-MatrixView<float> forward(Stream& stream, const Weights& weights, const pack::Weight& embedding,
-                          const BlockRows& blocks) {
+MatrixView<float> forward(Stream& stream, const Weights& weights, const pack::Weight& embedding, const BlockRows& blocks,
+                          int first = 0, int count = 0) {
   const pack::DraftGeometry& g = weights.geometry;
   const int rows = static_cast<int>(blocks.tokens.size());
-  const MatrixView<float> x = stream.matrix(rows, g.hidden_size);
+  MatrixView<float> x = stream.matrix(rows, g.hidden_size);
   Scratch<Stream> s(stream, g, rows);
+  ops::DraftBoundary::End end;
+  const auto begin = [&](std::span<const float> norm, const ops::BlockConvWeights& conv, MatrixView<float> coefficients) {
+    const MatrixView<float> now = ops::draft_boundary(stream, x, s.spare,
+                                                      {.end = end,
+                                                       .gain = norm,
+                                                       .eps = g.rms_eps,
+                                                       .conv = conv,
+                                                       .group = g.conv_group,
+                                                       .block = g.block_size,
+                                                       .normed = s.normed,
+                                                       .coefficients = coefficients,
+                                                       .convolved = s.convolved});
+    if (now.data != x.data) std::swap(x, s.spare);
+    end = {conv.base, coefficients, s.sublayer};
+  };
 
   ops::embed(stream, embedding, blocks.tokens, x);
   for (int i = 0; i < g.layers; ++i) {
     const Layer& layer = weights.layers[i];
-    convolved_sublayer(stream, g, layer.input_norm, layer.attention_conv, s, x,
-                       [&](MatrixView<const float> u, MatrixView<float> out) {
-                         const ops::LinearTarget qkv[] = {{layer.q, s.q}, {layer.k, s.k}, {layer.v, s.v}};
-                         ops::linear(stream, u, qkv);
-                         ops::draft_attention(stream, layer.attention, layer.q_norm, layer.k_norm, s.q, s.k, s.v,
-                                              g.block_size, blocks.segments[i], s.mixed);
-                         ops::linear(stream, s.mixed, layer.out, out);
-                       });
-    convolved_sublayer(stream, g, layer.post_attention_norm, layer.mlp_conv, s, x,
-                       [&](MatrixView<const float> u, MatrixView<float> out) {
-                         gated(stream, layer.mlp, u, s.mlp);
-                         ops::linear(stream, s.mlp.gate, layer.mlp.down, out);
-                       });
+    begin(layer.input_norm, layer.attention_conv, s.coefficients[0]);
+    const ops::LinearTarget qkv[] = {{layer.q, s.q}, {layer.k, s.k}, {layer.v, s.v}};
+    ops::linear(stream, s.convolved, qkv);
+    ops::draft_attention(stream, layer.attention, layer.q_norm, layer.k_norm, s.q, s.k, s.v, g.block_size,
+                         blocks.segments[i], s.mixed);
+    ops::linear(stream, s.mixed, layer.out, s.sublayer);
+    begin(layer.post_attention_norm, layer.mlp_conv, s.coefficients[1]);
+    gated(stream, layer.mlp, s.convolved, s.mlp);
+    ops::linear(stream, s.mlp.gate, layer.mlp.down, s.sublayer);
   }
-  ops::rms_norm(stream, x, weights.norm, g.rms_eps, s.normed);
-  return s.normed;
+  if (count == 0) count = g.block_size - first;
+  const MatrixView<float> out = stream.matrix(rows / g.block_size * count, g.hidden_size);
+  ops::draft_finish(stream, x, end, g.conv_group, g.block_size, weights.norm, g.rms_eps, first, out);
+  return out;
 }
 
 // Committed rows whose target features become context: rows [first_row, first_row + rows) at `position` and on.
@@ -142,10 +147,27 @@ void commit_context(Stream& stream, const Weights& weights, MatrixView<const flo
     if (!rest.empty()) ops::draft_context(stream, layer.attention, layer.k_norm, k, v, rest[i]);
   }
 }
+// The same without a rest, all layers at once where the stream can do that.
 template <class Stream>
 void commit_context(Stream& stream, const Weights& weights, MatrixView<const float> features,
                     const ContextSegments& segments) {
-  commit_context(stream, weights, features, segments, {}, [](int) {});
+  const pack::DraftGeometry& g = weights.geometry;
+  const MatrixView<float> context = stream.matrix(features.rows, g.hidden_size),
+                          normed = stream.matrix(features.rows, g.hidden_size);
+  std::vector<ops::DraftContextLayer> layers;
+  bool four_bits = true;
+  for (int i = 0; i < g.layers; ++i) {
+    const Layer& layer = weights.layers[i];
+    layers.push_back({layer.k, layer.v, layer.k_norm, segments[i]});
+    four_bits = four_bits && layer.k.format == pack::Format::q4 && layer.v.format == pack::Format::q4;
+  }
+  if (four_bits) {
+    ops::linear_norm(stream, features, weights.context_projection, context, weights.context_norm, g.rms_eps, normed);
+  } else {
+    ops::linear(stream, features, weights.context_projection, context);
+    ops::rms_norm(stream, context, weights.context_norm, g.rms_eps, normed);
+  }
+  ops::draft_contexts(stream, weights.layers.front().attention, normed, layers);
 }
 
 }  // namespace splash::models::dflash2

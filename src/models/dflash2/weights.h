@@ -10,14 +10,9 @@
 
 namespace splash::models::dflash2 {
 
-struct Conv {
-  std::span<const float> base;  // [2][2][H]
-  pack::Weight projection;      // [4 H / group, H]
-};
-
 struct Layer {
   std::span<const float> input_norm, post_attention_norm;
-  Conv attention_conv, mlp_conv;
+  ops::BlockConvWeights attention_conv, mlp_conv;
   pack::Weight q, k, v, out;
   std::span<const float> q_norm, k_norm;
   Mlp mlp;

@@ -13,11 +13,11 @@ std::int64_t target_row_floats(const pack::TargetGeometry& g, std::size_t taps) 
 }
 
 std::int64_t context_row_floats(const pack::DraftGeometry& g) {
-  return g.hidden_size + 2 * std::int64_t{g.kv_heads} * g.head_dim;
+  return 2 * std::int64_t{g.hidden_size} + 2 * std::int64_t{g.kv_heads} * g.head_dim;
 }
 
 std::int64_t block_row_floats(const pack::DraftGeometry& g) {
-  return 6 * std::int64_t{g.hidden_size} + 4 * g.conv_groups() + 2 * std::int64_t{g.intermediate_size} +
+  return 6 * std::int64_t{g.hidden_size} + 8 * g.conv_groups() + 2 * std::int64_t{g.intermediate_size} +
          2 * (std::int64_t{g.query_heads} + g.kv_heads) * g.head_dim;
 }
 
@@ -41,6 +41,7 @@ model::Footprint footprint(const pack::Package& package, ops::KvFormat format, i
   floats += (link::max_lanes + decode_rows) * (std::int64_t{target.vocab_size} + 2 * target.hidden_size);
   if (draft != nullptr) {
     floats += (max_prefill_rows + decode_rows) * context_row_floats(*draft);
+    floats += decode_rows * 2 * draft->layers * draft->kv_heads * draft->head_dim;  // keys and values of all layers at once
     floats += decode_rows * (block_row_floats(*draft) + std::int64_t{target.vocab_size} + target.hidden_size);
   }
   footprint.scratch_bytes = floats * float_bytes + footprint.snapshot_bytes;  // and the mark's state

@@ -27,6 +27,30 @@ void block_conv(ref::Stream& stream, const BlockConv& conv, MatrixView<const flo
 void block_conv(cpu::Stream& stream, const BlockConv& conv, MatrixView<const float> coefficients,
                 MatrixView<const float> y, bool accumulate, MatrixView<float> out);
 
+// What a sublayer brings for its two convolutions.
+struct BlockConvWeights {
+  std::span<const float> base;  // as BlockConv has it
+  pack::Weight projection;      // [4 H / group, H]: the coefficients of the sublayer's normed input
+};
+
+// The residual stream x [rows, H] between two sublayers of the draft (fused.h):
+//   x += conv_1(y) of the one that ends, n = rms_norm(x) * gain, coefficients = projection n,
+//   convolved = conv_0(n) of the one that begins, for linears.
+// A device may leave n and conv_0's own coefficients unwritten.
+struct DraftBoundary {
+  struct End {
+    std::span<const float> base;
+    MatrixView<const float> coefficients;  // [rows, 4 H / group], of its own boundary
+    MatrixView<const float> y;             // what the sublayer made; empty: none ends (the first boundary)
+  };
+  End end;
+  std::span<const float> gain;
+  float eps = 0;
+  BlockConvWeights conv;
+  int group = 16, block = 8;
+  MatrixView<float> normed, coefficients, convolved;  // coefficients: not those of the end
+};
+
 struct DraftAttentionGeometry {
   int query_heads = 0;
   int kv_heads = 0;
@@ -55,6 +79,13 @@ void draft_context(ref::Stream& stream, const DraftAttentionGeometry& geometry, 
                    MatrixView<const float> k, MatrixView<const float> v, std::span<const DraftContextSegment> segments);
 void draft_context(cpu::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> k_norm,
                    MatrixView<const float> k, MatrixView<const float> v, std::span<const DraftContextSegment> segments);
+
+// One layer's share of a context that several layers take their keys and values from.
+struct DraftContextLayer {
+  pack::Weight k, v;
+  std::span<const float> k_norm;
+  std::span<const DraftContextSegment> segments;
+};
 
 struct DraftBlockSegment {
   int first_row = 0;  // `block` rows: the anchor and its masked slots

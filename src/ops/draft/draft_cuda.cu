@@ -5,6 +5,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/draft/draft_cuda.h"
+#include "ops/fused_cuda.h"
 
 namespace splash::ops {
 namespace {
@@ -85,14 +86,24 @@ struct Head {
   }
 };
 
-// Grid: rows of a segment x kv heads x segments; one warp. How many of the rows count is decided by the kernel before
-// (accept); where they lie is not.
+// Layers of a launch: keys and values of each lie `columns` further on in one matrix.
+struct ContextLayers {
+  static constexpr int most = 16;
+  const float* k_norm[most];
+  const DraftContextSegment* segments[most];
+  int count, columns;
+};
+
+// Grid: rows of a segment x kv heads x segments of all layers; one warp. How many of the rows count is decided by the
+// kernel before (accept); where they lie is not.
 template <int dim>
 __global__ void __launch_bounds__(32)
-    draft_context_kernel(const __grid_constant__ Rotary rotary, const float* k_norm, MatrixView<const float> k,
-                         MatrixView<const float> v, const DraftContextSegment* segments, int kv_heads) {
+    draft_context_kernel(const __grid_constant__ Rotary rotary, const __grid_constant__ ContextLayers layers,
+                         MatrixView<const float> k, MatrixView<const float> v, int kv_heads) {
   cuda::dependents_may_start();
-  const DraftContextSegment& segment = segments[blockIdx.z];
+  const int layer = blockIdx.z % layers.count, column = layer * layers.columns;
+  const float* k_norm = layers.k_norm[layer];
+  const DraftContextSegment& segment = layers.segments[layer][blockIdx.z / layers.count];
   const int i = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
   const int position = segment.position + i, row = segment.first_row + i;
   const DraftRing ring = segment.ring;
@@ -102,8 +113,8 @@ __global__ void __launch_bounds__(32)
   const int rows = segment.rows;
   if (i >= rows || i + ring.capacity < rows) return;  // a later row takes the same slot
   Head<dim> key, value;
-  key.load(cuda::row_of(k, row) + head * dim);
-  value.load(cuda::row_of(v, row) + head * dim);
+  key.load(cuda::row_of(k, row) + column + head * dim);
+  value.load(cuda::row_of(v, row) + column + head * dim);
   key.finish(rotary, k_norm, turn, ring.keys + slot);
 #pragma unroll
   for (int j = 0; j < Head<dim>::pairs; ++j) {
@@ -416,6 +427,25 @@ void run_attention(cuda::Stream& stream, const DraftArguments& args, int segment
                draft_merge_kernel<dim>, args);
 }
 
+// Keys and values of all layers, each `columns` behind those of the layer before.
+void store_contexts(cuda::Stream& stream, const DraftAttentionGeometry& geometry,
+                    std::span<const DraftContextLayer> layers, MatrixView<const float> k, MatrixView<const float> v,
+                    int columns) {
+  ContextLayers of{.count = static_cast<int>(layers.size()), .columns = columns};
+  const std::size_t segments = layers.front().segments.size();
+  int most_rows = 0;
+  for (int l = 0; l < of.count; ++l) {
+    const std::span<const DraftContextSegment> of_layer = layers[l].segments;
+    SPLASH_CHECK(of_layer.size() == segments);
+    for (const DraftContextSegment& segment : of_layer) most_rows = std::max(most_rows, segment.rows);
+    of.k_norm[l] = layers[l].k_norm.data();
+    of.segments[l] = stream.table(of_layer.data(), segments);
+  }
+  cuda::launch(stream, "draft_context", {dim3(most_rows, geometry.kv_heads, segments * of.count), dim3(32)},
+               geometry.head_dim == 128 ? draft_context_kernel<128> : draft_context_kernel<64>, rotary_of(geometry), of,
+               k, v, geometry.kv_heads);
+}
+
 }  // namespace
 
 void block_conv(cuda::Stream& stream, const BlockConv& conv, MatrixView<const float> coefficients,
@@ -430,11 +460,24 @@ void block_conv(cuda::Stream& stream, const BlockConv& conv, MatrixView<const fl
 void draft_context(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> k_norm,
                    MatrixView<const float> k, MatrixView<const float> v,
                    std::span<const DraftContextSegment> segments) {
-  int most_rows = 0;
-  for (const DraftContextSegment& segment : segments) most_rows = std::max(most_rows, segment.rows);
-  cuda::launch(stream, "draft_context", {dim3(most_rows, geometry.kv_heads, segments.size()), dim3(32)},
-               geometry.head_dim == 128 ? draft_context_kernel<128> : draft_context_kernel<64>, rotary_of(geometry),
-               k_norm.data(), k, v, stream.table(segments.data(), segments.size()), geometry.kv_heads);
+  const DraftContextLayer layer{{}, {}, k_norm, segments};
+  store_contexts(stream, geometry, {&layer, 1}, k, v, 0);
+}
+
+void draft_contexts(cuda::Stream& stream, const DraftAttentionGeometry& geometry, MatrixView<const float> context,
+                    std::span<const DraftContextLayer> layers) {
+  const int count = static_cast<int>(layers.size()), width = geometry.kv_heads * geometry.head_dim;
+  if (context.rows >= cuda::wide_pass_rows || count > ContextLayers::most) {
+    return draft_contexts<cuda::Stream>(stream, geometry, context, layers);
+  }
+  const MatrixView<float> all = stream.matrix(context.rows, count * 2 * width);
+  std::vector<LinearTarget> targets;
+  for (int l = 0; l < count; ++l) {
+    targets.push_back({layers[l].k, all.slice_cols(2 * l * width, width)});
+    targets.push_back({layers[l].v, all.slice_cols((2 * l + 1) * width, width)});
+  }
+  linear(stream, context, targets);
+  store_contexts(stream, geometry, layers, all.slice_cols(0, width), all.slice_cols(width, width), 2 * width);
 }
 
 void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,

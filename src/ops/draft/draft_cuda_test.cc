@@ -1,5 +1,8 @@
-#include "ops/draft/draft_cuda.h"
+// clang-format off
+#include "ops/fused_cuda.h"
+// clang-format on
 
+#include "ops/draft/draft_cuda.h"
 #include "ops/testing_cuda.h"
 
 namespace splash::ops {
@@ -26,6 +29,153 @@ TEST(DraftCuda, BlockConv) {
                memory.matrix(y, rows, hidden), stage == 1, out);
     expect_close("block_conv", download(out), want, 1e-6);
     if (out.cols % cuda::Panel::group == 0) expect_panel("block_conv", out);
+  }
+}
+
+// A boundary as ref makes it with every input of the projection rounded as panels are; at several widths, whose rows have
+// the bits that they have alone.
+TEST(DraftCuda, Boundary) {
+  Numbers numbers(71);
+  constexpr int block = 8, most = 64;
+  for (const int hidden : {256, 512, 1792}) {
+    ref::Stream ref;
+    const int wide = hidden / 4;
+    const HostWeight projection = random_q4(numbers, wide, hidden);
+    const std::vector<float> base = numbers.normals(std::size_t(4) * hidden),
+                             end_base = numbers.normals(std::size_t(4) * hidden), gain = numbers.normals(hidden), x = numbers.normals(std::size_t(most) * hidden, 3),
+                             y = numbers.normals(std::size_t(most) * hidden), p = numbers.normals(std::size_t(most) * wide);
+    for (const bool ends : {true, false}) {
+      std::vector<float> rows_alone[3];
+      for (const int rows : {8, 16, 24, 40, most}) {
+        Memory memory;
+        stream().reset();
+        const auto some = [&](const std::vector<float>& all, int cols) {
+          return std::vector<float>(all.begin(), all.begin() + std::ptrdiff_t{rows} * cols);
+        };
+        std::vector<float> want_x = some(x, hidden), normed(want_x.size()), want_p(std::size_t(rows) * wide),
+                           want(want_x.size());
+        const std::vector<float> host_y = some(y, hidden), host_p = some(p, wide);
+        const MatrixView<float> host_x{want_x.data(), rows, hidden};
+        DraftBoundary on_host{.gain = gain,
+                              .eps = 1e-6f,
+                              .conv = {base, projection.view},
+                              .normed = {normed.data(), rows, hidden},
+                              .coefficients = {want_p.data(), rows, wide},
+                              .convolved = {want.data(), rows, hidden}};
+        if (ends) on_host.end = {end_base, {host_p.data(), rows, wide}, {host_y.data(), rows, hidden}};
+        draft_boundary(ref, host_x, {}, on_host);
+
+        DraftBoundary b{.gain = memory.vector(gain),
+                        .eps = 1e-6f,
+                        .conv = {memory.vector(base), memory.weight(projection.view)},
+                        .normed = memory.matrix(rows, hidden),
+                        .coefficients = memory.matrix(rows, wide),
+                        .convolved = memory.matrix(rows, hidden)};
+        if (ends) b.end = {memory.vector(end_base), memory.matrix(host_p, rows, wide), memory.matrix(host_y, rows, hidden)};
+        const MatrixView<float> dx = memory.matrix(some(x, hidden), rows, hidden), spare = memory.matrix(rows, hidden);
+        const MatrixView<float> now = draft_boundary(stream(), dx, spare, b);
+        expect_close("x", download(now), want_x, 1e-6);
+        std::vector<float> got_p, wanted_p;
+        const std::vector<float> all_p = download(b.coefficients);
+        for (int r = 0; r < rows; ++r) {  // of the stage behind the sublayer: the other's need not be written
+          const std::ptrdiff_t half = std::ptrdiff_t{r} * wide + wide / 2;
+          got_p.insert(got_p.end(), all_p.begin() + half, all_p.begin() + half + wide / 2);
+          wanted_p.insert(wanted_p.end(), want_p.begin() + half, want_p.begin() + half + wide / 2);
+        }
+        expect_close("coefficients", got_p, wanted_p, 4e-3);
+        expect_close("convolved", download(b.convolved), want, 4e-3);
+        expect_panel("convolved", b.convolved);
+        std::vector<float> got[3] = {download(now), got_p, download(b.convolved)};
+        for (int i = 0; i < 3; ++i) {
+          got[i].resize(got[i].size() / rows * block);
+          if (rows_alone[i].empty()) rows_alone[i] = got[i];
+          if (!stream().portable()) expect_same("the same rows alone", got[i], rows_alone[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(DraftCuda, FinishAndFeatures) {
+  Numbers numbers(73);
+  constexpr int block = 8, hidden = 512, lanes = 3, rows = lanes * block;
+  ref::Stream ref;
+  const std::vector<float> base = numbers.normals(4 * hidden), gain = numbers.normals(hidden),
+                           x = numbers.normals(rows * hidden, 3), y = numbers.normals(rows * hidden),
+                           p = numbers.normals(rows * hidden / 4);
+  for (const auto& [first, kept] : {std::pair{0, 8}, {1, 7}, {1, 3}}) {
+    Memory memory;
+    stream().reset();
+    std::vector<float> host_x = x, want(std::size_t(lanes) * kept * hidden);
+    draft_finish(ref, MatrixView<float>{host_x.data(), rows, hidden},
+                 {base, {p.data(), rows, hidden / 4}, {y.data(), rows, hidden}}, 16, block, gain, 1e-6f, first,
+                 MatrixView<float>{want.data(), lanes * kept, hidden});
+    const MatrixView<float> out = memory.matrix(lanes * kept, hidden);
+    draft_finish(stream(), memory.matrix(x, rows, hidden),
+                 {memory.vector(base), memory.matrix(p, rows, hidden / 4), memory.matrix(y, rows, hidden)}, 16, block,
+                 memory.vector(gain), 1e-6f, first, out);
+    expect_close("finish", download(out), want, 1e-6);
+    expect_panel("finish", out);
+  }
+  Memory memory;
+  stream().reset();
+  const MatrixView<float> features = memory.matrix(rows, 2 * hidden);
+  draft_feature(stream(), memory.matrix(x, rows, hidden), features, 0);
+  draft_feature(stream(), memory.matrix(y, rows, hidden), features, 1);
+  std::vector<float> want;
+  for (int r = 0; r < rows; ++r) {
+    want.insert(want.end(), x.begin() + r * hidden, x.begin() + (r + 1) * hidden);
+    want.insert(want.end(), y.begin() + r * hidden, y.begin() + (r + 1) * hidden);
+  }
+  expect_same("features", download(features), want);
+  expect_panel("features", features);
+}
+
+// fc, norm, keys and values of several layers: at once as one by one, but for the order in which their linears add up.
+TEST(DraftCuda, ContextsOfAllLayers) {
+  Numbers numbers(79);
+  constexpr int hidden = 512, taps = 2, layers = 7, capacity = 64;
+  DraftAttentionGeometry g;
+  g.query_heads = 8, g.kv_heads = 2, g.head_dim = 128, g.window = 64;
+  const int width = g.kv_heads * g.head_dim;
+  const HostWeight fc = random_q4(numbers, hidden, taps * hidden);
+  std::vector<HostWeight> kv;
+  for (int i = 0; i < 2 * layers; ++i) kv.push_back(random_q4(numbers, width, hidden));
+  const std::vector<float> gain = numbers.normals(hidden), k_norm = numbers.normals(g.head_dim);
+  for (const int rows : {8, 24, 48}) {
+    Memory memory;
+    const std::vector<float> features = numbers.normals(std::size_t(rows) * taps * hidden);
+    std::vector<std::vector<float>> rings[2];
+    for (const bool together : {true, false}) {
+      stream().reset();
+      const std::vector<float> empty(std::size_t(capacity) * width);
+      std::vector<std::vector<DraftContextSegment>> segments(layers);
+      std::vector<DraftContextLayer> of;
+      const std::span<const float> norm = memory.vector(k_norm);
+      for (int l = 0; l < layers; ++l) {
+        for (int lane = 0; lane < rows / 8; ++lane)
+          segments[l].push_back(
+              {lane * 8, 8 - lane % 3, 100 + 3 * lane, {memory.copy(empty), memory.copy(empty), capacity}});
+        of.push_back({memory.weight(kv[2 * l].view), memory.weight(kv[2 * l + 1].view), norm, segments[l]});
+      }
+      const MatrixView<float> context = memory.matrix(rows, hidden), normed = memory.matrix(rows, hidden),
+                              f = memory.matrix(features, rows, taps * hidden);
+      if (together) {
+        linear_norm(stream(), f, memory.weight(fc.view), context, memory.vector(gain), 1e-6f, normed);
+        draft_contexts(stream(), g, normed, of);
+      } else {
+        linear(stream(), f, memory.weight(fc.view), context);
+        rms_norm(stream(), context, memory.vector(gain), 1e-6f, normed);
+        draft_contexts<cuda::Stream>(stream(), g, normed, of);
+      }
+      for (const auto& layer : segments) {
+        for (const DraftContextSegment& segment : layer) {
+          rings[together].push_back(download(segment.ring.keys, empty.size()));
+          rings[together].push_back(download(segment.ring.values, empty.size()));
+        }
+      }
+    }
+    for (std::size_t i = 0; i < rings[0].size(); ++i) expect_close("ring", rings[1][i], rings[0][i], 5e-3);
   }
 }
 

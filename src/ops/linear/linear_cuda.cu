@@ -161,6 +161,29 @@ void run_single(cuda::Stream& stream, Q4Work& work) {
             {matrix.out, work.tokens, matrix.rows, static_cast<std::ptrdiff_t>(matrix.out_stride)}, matrix.accumulate);
 }
 
+// Whether the norm behind a linear is made inside of it.
+bool norm_folds(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight) {
+  return weight.format == pack::Format::q4 && x.rows < wide_from && weight.rows % cuda::Panel::group == 0 &&
+         stream.folds_norms();
+}
+
+void run_with_norm(cuda::Stream& stream, MatrixView<const float> x, const LinearTarget& target,
+                   std::span<const float> gain, float eps, MatrixView<float> normed) {
+  Q4Work work = work_for(stream, x);
+  add_matrix(work, target);
+  stream.forget_panels(target.out);
+  cuda::Panel panel = stream.panel_to_fill(normed);
+  panel.square_parts = q4_square_parts(work);
+  float* squares = stream.allocate<float>(static_cast<std::size_t>(panel.square_parts) * Q4Work::squares_stride);
+  panel.squares = squares;
+  panel.norm_eps = eps;
+  stream.set_panel(normed, panel);
+  work.gain = gain.data();
+  work.normed_panel = panel;
+  work.squares_out = squares;
+  run(stream, work);
+}
+
 }  // namespace
 
 void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes) {
@@ -219,25 +242,22 @@ void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack
       return;
     }
   }
-  if (weight.format != pack::Format::q4 || x.rows >= wide_from || residual.cols % cuda::Panel::group != 0 ||
-      !stream.folds_norms()) {
+  if (!norm_folds(stream, x, weight)) {
     linear_add(stream, x, weight, residual);
     rms_norm(stream, residual, gain, eps, normed);
     return;
   }
-  Q4Work work = work_for(stream, x);
-  add_matrix(work, {weight, residual, true});
-  stream.forget_panels(residual);
-  cuda::Panel panel = stream.panel_to_fill(normed);
-  panel.square_parts = q4_square_parts(work);
-  float* squares = stream.allocate<float>(static_cast<std::size_t>(panel.square_parts) * Q4Work::squares_stride);
-  panel.squares = squares;
-  panel.norm_eps = eps;
-  stream.set_panel(normed, panel);
-  work.gain = gain.data();
-  work.normed_panel = panel;
-  work.squares_out = squares;
-  run(stream, work);
+  run_with_norm(stream, x, {weight, residual, true}, gain, eps, normed);
+}
+
+void linear_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> out,
+                 std::span<const float> gain, float eps, MatrixView<float> normed) {
+  if (!norm_folds(stream, x, weight)) {
+    linear(stream, x, weight, out);
+    rms_norm(stream, out, gain, eps, normed);
+    return;
+  }
+  run_with_norm(stream, x, {weight, out, false}, gain, eps, normed);
 }
 
 }  // namespace splash::ops

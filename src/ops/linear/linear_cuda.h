@@ -24,6 +24,10 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
 void linear_add_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight,
                      MatrixView<float> residual, std::span<const float> gain, float eps, MatrixView<float> normed);
 
+// The same of out = W x.
+void linear_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& weight, MatrixView<float> out,
+                 std::span<const float> gain, float eps, MatrixView<float> normed);
+
 // Puts the tiles of a 4-bit weight, uploaded as the pack has them, into the order that the kernels read (q4_tile.h), in
 // place. Every kernel that reads 4-bit weights takes this order.
 void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes);

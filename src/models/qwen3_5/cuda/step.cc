@@ -180,8 +180,7 @@ CudaModel::Pass CudaModel::run_rows(const Rows& rows, const PassTables& tables, 
   const Passed passed =
       forward(*stream_, weights_.target, rows, *state_, [&](int layer, MatrixView<const float> after) {
         for (std::size_t t = 0; t < taps.size(); ++t) {
-          if (taps[t] != layer) continue;
-          cuda::copy(*stream_, after, pass.features.slice_cols(static_cast<int>(t) * hidden, hidden));
+          if (taps[t] == layer) ops::draft_feature(*stream_, after, pass.features, static_cast<int>(t));
         }
         if (wanted.hidden) {
           pass.hidden.push_back(stream_->matrix(after.rows, after.cols));
@@ -275,7 +274,7 @@ void CudaModel::run_prefill(std::span<const model::PrefillSlice> slices) {
 
 void CudaModel::enqueue_draft(const Shape& shape, Between& between) {
   const dflash2::Weights& w = *draft();
-  const int block = w.geometry.block_size, slots = shape.width - 1, hidden = w.geometry.hidden_size;
+  const int slots = shape.width - 1;
   const std::vector<dflash2::Block> blocks(static_cast<std::size_t>(shape.lanes));
   between.blocks = dflash2::block_rows(w, blocks, [&](int, int layer) { return state_->ring(0, layer); });
   const dflash2::BlockRows& rows = between.blocks;
@@ -283,18 +282,14 @@ void CudaModel::enqueue_draft(const Shape& shape, Between& between) {
   for (std::size_t l = 0; l < rows.segments.size(); ++l) {
     stream_->bind(rows.segments[l].data(), tables_.blocks.device + l * static_cast<std::size_t>(facts_.lanes));
   }
-  const MatrixView<float> all = dflash2::forward(*stream_, w, weights_.target.embedding, rows);
-  // Slots 1..slots of every block, dense: one row of the copy per block.
-  const MatrixView<float> dense = stream_->matrix(shape.lanes * slots, hidden);
-  cuda::copy(*stream_, {all.row(1), shape.lanes, slots * hidden, std::ptrdiff_t{block} * hidden},
-               {dense.data, shape.lanes, slots * hidden});
+  const MatrixView<float> dense = dflash2::forward(*stream_, w, weights_.target.embedding, rows, 1, slots);
   const int k = std::min(w.geometry.selector_top_k, facts_.sampling_limit);
   const MatrixView<float> logits = stream_->matrix(dense.rows, weights_.target.head.rows);
   const MatrixView<float> projections = stream_->matrix(dense.rows, w.geometry.selector_rank);
   const MatrixView<float> values = stream_->matrix(dense.rows, k);
   const MatrixView<Token> candidates{stream_->allocate<Token>(static_cast<std::size_t>(dense.rows) * k), dense.rows, k};
-  ops::linear(*stream_, dense, weights_.target.head, logits);
-  ops::linear(*stream_, dense, w.selector_projection, projections);
+  const ops::LinearTarget targets[] = {{weights_.target.head, logits}, {w.selector_projection, projections}};
+  ops::linear(*stream_, dense, targets);
   ops::top_k(*stream_, logits, facts_.sampling_limit, candidates, values);
   between.laws = stream_->allocate<ops::SlotLaw>(static_cast<std::size_t>(dense.rows));
   ops::selector_walk(*stream_, {.weights = w.selector,

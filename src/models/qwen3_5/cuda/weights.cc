@@ -35,7 +35,7 @@ class Views {
     view(w.selector.predecessor), view(w.selector.successor);
     for (dflash2::Layer& layer : w.layers) {
       view(layer.input_norm), view(layer.post_attention_norm), view(layer.mlp);
-      for (dflash2::Conv* conv : {&layer.attention_conv, &layer.mlp_conv}) view(conv->base), view(conv->projection);
+      for (ops::BlockConvWeights* conv : {&layer.attention_conv, &layer.mlp_conv}) view(conv->base), view(conv->projection);
       view(layer.q), view(layer.k), view(layer.v), view(layer.out), view(layer.q_norm), view(layer.k_norm);
     }
   }
