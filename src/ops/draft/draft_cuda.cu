@@ -130,6 +130,7 @@ constexpr int attention_threads = 256, attention_warps = attention_threads / 32;
 struct DraftArguments {
   Rotary rotary;
   int query_heads, kv_heads, block, window, max_chunks;
+  int resident;  // blocks of a kv head of a segment that are on the chip at once
   const float* q_norm;
   const float* k_norm;
   MatrixView<const float> q, k, v;
@@ -153,15 +154,14 @@ __device__ __forceinline__ int context_chunks(const DraftArguments& args, const 
 // and p.
 template <int dim>
 struct DraftShared {
-  union {
-    float q[query_rows][dim + 16];
-    float p[query_rows][chunk_keys + 4];  // once the scores are there
-  };
+  float q[query_rows][dim + 16];
+  float p[query_rows][chunk_keys + 4];
   float k[chunk_keys][dim + 16];
   float v[chunk_keys][dim + 8];
   float tops[4][query_rows], sums[4][query_rows];
-  std::uint64_t full;
+  std::uint64_t keys_full, values_full;
 };
+static_assert(sizeof(DraftShared<128>) <= 99 << 10);  // what every GPU from sm_80 on gives a block
 
 // A float as two tf32 numbers, the second what the first leaves: three products of such pairs are good to 2^-21.
 struct Split {
@@ -178,8 +178,45 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Split (&a)[4], con
   cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
 }
 
-// Query row m of a kv head: block row m / group, head m % group. Grid: chunks x kv heads x segments. What the rings hold
-// is older than the kernels around this one (draft_cuda.h): it is requested while they run.
+// What threads stored comes before what the copy engine writes at the same place.
+__device__ __forceinline__ void stores_before_copies() {
+  if constexpr (cuda::hopper_code) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A chunk of a segment's keys: the block's own are the last.
+struct DraftChunk {
+  int chunk, begin, count;
+  bool own;
+  __device__ DraftChunk(const DraftArguments& args, const DraftBlockSegment& segment, int chunks, int index)
+      : chunk(index == 0 ? chunks : index - 1), own(index == 0) {
+    begin = own ? segment.position : (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
+    count = own ? args.block : min(chunk_keys, segment.position - begin);
+  }
+};
+
+// Rows of keys or values on their way: one a thread (a warp, where threads copy themselves), dealt to all warps, because
+// bulk copies of a warp follow each other.
+template <int dim, class Rows>
+__device__ __forceinline__ void request_chunk(const DraftArguments& args, const DraftRing& ring, const DraftChunk& unit,
+                                              int kv_head, const float* from, Rows& to, std::uint64_t& arrived) {
+  constexpr int requesters = cuda::hopper_code ? 1 : 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = unit.own ? 0 : unit.count;
+  const std::uint32_t barrier = cuda::shared_address(&arrived);
+  if (threadIdx.x == 0) cuda::begin_copies(barrier, count * dim * 4);
+  for (int key = cuda::hopper_code ? lane * attention_warps + warp : warp; key < count;
+       key += attention_threads / requesters) {
+    const std::int64_t slot =
+        (static_cast<std::int64_t>((unit.begin + key) % ring.capacity) * args.kv_heads + kv_head) * dim;
+    cuda::copy(cuda::shared_address(to[key]), from + slot, dim * 4, barrier, lane % requesters, requesters);
+  }
+  cuda::end_copies(barrier);
+}
+
+// Query row m of a kv head: block row m / group, head m % group. Grid: blocks that share the chunks x kv heads x
+// segments. What the rings hold is older than the kernels around this one (draft_cuda.h): it is requested while they run.
+// Where chunks are more than three times the blocks that are there at once, a block takes several and makes the queries
+// once; the next chunk's keys come while this one's values are multiplied. (At fewer the last block decides, and one that
+// takes two chunks ends later: four lanes with half a window, 0017.)
 template <int dim>
 __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const __grid_constant__ DraftArguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -187,38 +224,32 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
   cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
   const int kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, rows = args.block * group;
-  // The block's own keys, the last chunk, come first: little work, whose place another block takes.
-  const int chunks = context_chunks(args, segment), chunk = blockIdx.x == 0 ? chunks : static_cast<int>(blockIdx.x) - 1;
-  if (chunk >= chunks && blockIdx.x > 0) return;
-  const bool own = chunk == chunks;
-  const int begin = own ? segment.position : (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
-  const int end = own ? segment.position + args.block : min(begin + chunk_keys, segment.position);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, count = end - begin;
-  const std::uint32_t full = cuda::shared_address(&shared.full);
+  const int chunks = context_chunks(args, segment);
+  // The block's own keys come first: little work, whose place another block takes.
+  const int step = chunks + 1 > 3 * args.resident ? args.resident : chunks + 1;
+  int index = blockIdx.x;
+  if (index >= step) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (threadIdx.x == 0) {
-    cuda::barrier_init(full, cuda::copy_arrivals(attention_threads));
+    cuda::barrier_init(cuda::shared_address(&shared.keys_full), cuda::copy_arrivals(attention_threads));
+    cuda::barrier_init(cuda::shared_address(&shared.values_full), cuda::copy_arrivals(attention_threads));
     cuda::barrier_init_done();
   }
   __syncthreads();
-  if (threadIdx.x == 0) cuda::begin_copies(full, own ? 0 : count * dim * 4 * 2);
-  // A thread requests a key's or a value's row (a warp, where threads copy themselves), dealt to all warps: bulk copies
-  // of a warp follow each other. The queries are made meanwhile.
-  constexpr int requesters = cuda::hopper_code ? 1 : 32;
-  for (int i = cuda::hopper_code ? lane * attention_warps + warp : warp; i < (own ? 0 : 2 * count);
-       i += attention_threads / requesters) {
-    const int key = i / 2;
-    const bool value = i % 2;
-    const std::int64_t slot =
-        (static_cast<std::int64_t>((begin + key) % segment.ring.capacity) * args.kv_heads + kv_head) * dim;
-    cuda::copy(cuda::shared_address(value ? shared.v[key] : shared.k[key]),
-               (value ? segment.ring.values : segment.ring.keys) + slot, dim * 4, full, lane % requesters, requesters);
-  }
-  cuda::end_copies(full);
-  // What no key fills must be finite: weights of such keys are zero.
-  for (int i = threadIdx.x; i < (chunk_keys - count) * dim / 4; i += attention_threads)
-    *reinterpret_cast<float4*>(&shared.v[count + i / (dim / 4)][i % (dim / 4) * 4]) = make_float4(0, 0, 0, 0);
+  const auto request_keys = [&](const DraftChunk& unit) {
+    request_chunk<dim>(args, segment.ring, unit, kv_head, segment.ring.keys, shared.k, shared.keys_full);
+  };
+  const auto request_values = [&](const DraftChunk& unit) {
+    request_chunk<dim>(args, segment.ring, unit, kv_head, segment.ring.values, shared.v, shared.values_full);
+    // What no key fills must be finite: weights of such keys are zero.
+    for (int i = threadIdx.x; i < (chunk_keys - unit.count) * dim / 4; i += attention_threads)
+      *reinterpret_cast<float4*>(&shared.v[unit.count + i / (dim / 4)][i % (dim / 4) * 4]) = make_float4(0, 0, 0, 0);
+  };
+  DraftChunk unit(args, segment, chunks, index);
+  request_keys(unit), request_values(unit);
   constexpr int each = query_rows / attention_warps;
   const auto row_of_query = [&](int i) { return min(warp * each + i, rows - 1) / group; };
+  Turn<dim> turn(args.rotary, segment.position + row_of_query(0));
   cuda::wait_for_predecessors();
   Head<dim> heads[each];
 #pragma unroll
@@ -226,8 +257,8 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
     const int m = min(warp * each + i, rows - 1);
     heads[i].load(cuda::row_of(args.q, segment.first_row + m / group) + (kv_head * group + m % group) * dim);
   }
-  if (own) {
-    for (int key = warp; key < count; key += attention_warps) {
+  if (unit.own) {
+    for (int key = warp; key < unit.count; key += attention_warps) {
       Head<dim> head;
       head.load(cuda::row_of(args.k, segment.first_row + key) + kv_head * dim);
       head.finish(args.rotary, args.k_norm, Turn<dim>(args.rotary, segment.position + key), shared.k[key]);
@@ -235,112 +266,124 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
         shared.v[key][d] = cuda::row_of(args.v, segment.first_row + key)[kv_head * dim + d];
     }
   }
-  Turn<dim> turn(args.rotary, segment.position + row_of_query(0));
 #pragma unroll
   for (int i = 0; i < each; ++i) {
     if (i > 0 && row_of_query(i) != row_of_query(i - 1))
       turn = Turn<dim>(args.rotary, segment.position + row_of_query(i));
     heads[i].finish(args.rotary, args.q_norm, turn, shared.q[warp * each + i]);
   }
-  cuda::barrier_wait(full, 0);
-  __syncthreads();
-  // Scores: a warp has sixteen rows and sixteen keys.
-  float scores[2][4] = {};
+  const float scale = rsqrtf(static_cast<float>(dim));
   const int quarter = warp % 4, first_row = warp / 4 * 16, first_key = quarter * 16;
+#pragma unroll 1
+  for (unsigned parity = 0;; parity ^= 1) {
+    const int count = unit.count, begin = unit.begin;
+    const bool own = unit.own;
+    stores_before_copies();
+    __syncthreads();  // queries and the block's own keys are there
+    cuda::barrier_wait(cuda::shared_address(&shared.keys_full), parity);
+    // Scores: a warp has sixteen rows and sixteen keys.
+    float scores[2][4] = {};
 #pragma unroll 4
-  for (int d = t * 4; d < (first_key < count ? dim : 0); d += 16) {
-    float4 a[2], b[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      a[i] = *reinterpret_cast<const float4*>(&shared.q[first_row + i * 8 + g][d]);
-      b[i] = *reinterpret_cast<const float4*>(&shared.k[first_key + i * 8 + g][d]);
-    }
-    // Which of sixteen dims are k t and t + 4 of a product does not matter, if both sides agree.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Split q[4], k[2][2];
+    for (int d = t * 4; d < (first_key < count ? dim : 0); d += 16) {
+      float4 a[2], b[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        q[i] = split(half ? a[i].z : a[i].x), q[2 + i] = split(half ? a[i].w : a[i].y);
-        k[i][0] = split(half ? b[i].z : b[i].x), k[i][1] = split(half ? b[i].w : b[i].y);
+        a[i] = *reinterpret_cast<const float4*>(&shared.q[first_row + i * 8 + g][d]);
+        b[i] = *reinterpret_cast<const float4*>(&shared.k[first_key + i * 8 + g][d]);
       }
+      // Which of sixteen dims are k t and t + 4 of a product does not matter, if both sides agree.
 #pragma unroll
-      for (int n = 0; n < 2; ++n) multiply(scores[n], q, k[n]);
-    }
-  }
-  const float scale = rsqrtf(static_cast<float>(dim));
-  const std::int64_t part =
-      ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + chunk) * query_rows;
+      for (int half = 0; half < 2; ++half) {
+        Split q[4], k[2][2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int m = first_row + h * 8 + g, position = segment.position + m / group;
-    float top = -INFINITY;
+        for (int i = 0; i < 2; ++i) {
+          q[i] = split(half ? a[i].z : a[i].x), q[2 + i] = split(half ? a[i].w : a[i].y);
+          k[i][0] = split(half ? b[i].z : b[i].x), k[i][1] = split(half ? b[i].w : b[i].y);
+        }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int key = first_key + n * 8 + 2 * t + c;
-        // Strict window: query position - key position < window; block keys are always inside.
-        const bool seen =
-            m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
-        float& score = scores[n][h * 2 + c];
-        score = seen ? score * scale : -INFINITY;
-        top = fmaxf(top, score);
+        for (int n = 0; n < 2; ++n) multiply(scores[n], q, k[n]);
       }
     }
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    if (t == 0) shared.tops[quarter][m] = top;
-  }
-  __syncthreads();
+    const std::int64_t part =
+        ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + unit.chunk) * query_rows;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int m = first_row + h * 8 + g;
-    const float top =
-        fmaxf(fmaxf(shared.tops[0][m], shared.tops[1][m]), fmaxf(shared.tops[2][m], shared.tops[3][m]));
-    float sum = 0;
+    for (int h = 0; h < 2; ++h) {
+      const int m = first_row + h * 8 + g, position = segment.position + m / group;
+      float top = -INFINITY;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float2 weights;
-      weights.x = scores[n][h * 2] == -INFINITY ? 0.0f : expf(scores[n][h * 2] - top);
-      weights.y = scores[n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[n][h * 2 + 1] - top);
-      *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
-      sum += weights.x + weights.y;
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int key = first_key + n * 8 + 2 * t + c;
+          // Strict window: query position - key position < window; block keys are always inside.
+          const bool seen =
+              m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
+          float& score = scores[n][h * 2 + c];
+          score = seen ? score * scale : -INFINITY;
+          top = fmaxf(top, score);
+        }
+      }
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (t == 0) shared.tops[quarter][m] = top;
     }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (t == 0) shared.sums[quarter][m] = sum;
-    if (quarter == 0 && t == 0) args.stats[(part + m) * 2] = top;
-  }
-  __syncthreads();
-  if (threadIdx.x < query_rows) {
-    const int m = threadIdx.x;
-    args.stats[(part + m) * 2 + 1] = shared.sums[0][m] + shared.sums[1][m] + shared.sums[2][m] + shared.sums[3][m];
-  }
-  // Values: a warp has sixteen rows and a quarter of the columns.
-  constexpr int tiles = dim / 32;
-  const int first_column = quarter * (dim / 4);
-  float sums[tiles][4] = {};
+    __syncthreads();  // the keys have been read
+    index += step;
+    const bool more = index <= chunks;
+    if (more) unit = DraftChunk(args, segment, chunks, index), request_keys(unit);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int m = first_row + h * 8 + g;
+      const float top =
+          fmaxf(fmaxf(shared.tops[0][m], shared.tops[1][m]), fmaxf(shared.tops[2][m], shared.tops[3][m]));
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float2 weights;
+        weights.x = scores[n][h * 2] == -INFINITY ? 0.0f : expf(scores[n][h * 2] - top);
+        weights.y = scores[n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[n][h * 2 + 1] - top);
+        *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
+        sum += weights.x + weights.y;
+      }
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (t == 0) shared.sums[quarter][m] = sum;
+      if (quarter == 0 && t == 0) args.stats[(part + m) * 2] = top;
+    }
+    __syncthreads();
+    if (threadIdx.x < query_rows) {
+      const int m = threadIdx.x;
+      args.stats[(part + m) * 2 + 1] = shared.sums[0][m] + shared.sums[1][m] + shared.sums[2][m] + shared.sums[3][m];
+    }
+    cuda::barrier_wait(cuda::shared_address(&shared.values_full), parity);
+    // Values: a warp has sixteen rows and a quarter of the columns.
+    constexpr int tiles = dim / 32;
+    const int first_column = quarter * (dim / 4);
+    float sums[tiles][4] = {};
 #pragma unroll 2
-  for (int key = 0; key < count; key += 8) {
-    Split p[4], v[tiles][2];
+    for (int key = 0; key < count; key += 8) {
+      Split p[4], v[tiles][2];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) p[c] = split(shared.p[first_row + c % 2 * 8 + g][key + t + c / 2 * 4]);
+      for (int c = 0; c < 4; ++c) p[c] = split(shared.p[first_row + c % 2 * 8 + g][key + t + c / 2 * 4]);
 #pragma unroll
-    for (int n = 0; n < tiles; ++n) {
+      for (int n = 0; n < tiles; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) v[n][c] = split(shared.v[key + t + c * 4][first_column + n * 8 + g]);
+        for (int c = 0; c < 2; ++c) v[n][c] = split(shared.v[key + t + c * 4][first_column + n * 8 + g]);
+      }
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) multiply(sums[n], p, v[n]);
     }
 #pragma unroll
-    for (int n = 0; n < tiles; ++n) multiply(sums[n], p, v[n]);
-  }
+    for (int h = 0; h < 2; ++h) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int n = 0; n < tiles; ++n) {
-      *reinterpret_cast<float2*>(args.partials + (part + first_row + h * 8 + g) * dim + first_column + n * 8 + 2 * t) =
-          make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
+      for (int n = 0; n < tiles; ++n) {
+        *reinterpret_cast<float2*>(args.partials + (part + first_row + h * 8 + g) * dim + first_column + n * 8 + 2 * t) =
+            make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
+      }
     }
+    if (!more) break;
+    __syncthreads();  // the values have been read
+    request_values(unit);
   }
 }
 
@@ -491,6 +534,8 @@ void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometr
                       block,
                       geometry.window,
                       0,
+                      std::max(1, 2 * stream.facts().multiprocessors /
+                                      (geometry.kv_heads * static_cast<int>(segments.size()))),
                       q_norm.data(),
                       k_norm.data(),
                       q,
