@@ -392,7 +392,7 @@ int run(int argc, char** argv) {
   }
   if (wanted("limits")) {
     for (const auto& limits : {products_and_issue(stream), fetching_beside_others(stream)}) {
-      for (const Limit& limit : limits) fmt::print("{:<46} {:.1f} cycles\n", limit.name, limit.cycles);
+      for (const Limit& limit : limits) records.add_cycles(limit.name, limit.cycles);
     }
   }
   if (wanted("steps")) {

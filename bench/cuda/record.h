@@ -41,6 +41,14 @@ class Records {
         m.name, m.rows, m.bytes, m.flops, m.median_us, m.low_us, m.high_us, gb_s, roof_, share, m.note, machine_);
     std::fflush(file_);
   }
+  void add_cycles(const std::string& name, double cycles) {
+    fmt::print("{:<46} {:.1f} cycles\n", name, cycles);
+    if (!file_) return;
+    fmt::print(file_, R"({{"name":"{}","cycles":{:.2f},{}}})"
+               "\n",
+               name, cycles, machine_);
+    std::fflush(file_);
+  }
 
  private:
   std::FILE* file_;

@@ -33,6 +33,7 @@ struct EngineStatus {
   std::vector<double> step_bounds_ms;
   std::vector<std::uint64_t> step_counts, decode_step_counts;
   double step_sum_ms = 0, decode_step_sum_ms = 0;
+  std::uint64_t between_steps = 0, between_steps_us = 0;
 };
 
 // Where a request states nothing, this holds: generation_config.json over the family's usual values.

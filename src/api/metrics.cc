@@ -113,6 +113,9 @@ void add_engine(const EngineStatus& status, std::vector<MetricFamily>& out) {
                                status.step_sum_ms));
   out.push_back(step_histogram("decode_step_seconds", "Duration of a step without prompt rows", status.step_bounds_ms,
                                status.decode_step_counts, status.decode_step_sum_ms));
+  out.push_back(counter("between_steps_total", "Steps that followed another at once", status.between_steps));
+  out.push_back(counter("between_steps_microseconds_total", "From a step's results to the step that followed at once",
+                        status.between_steps_us));
 }
 
 }  // namespace

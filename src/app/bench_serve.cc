@@ -31,7 +31,8 @@ double seconds_between(TimePoint from, TimePoint to) { return std::chrono::durat
 // What one turn of a conversation took.
 struct Turn {
   int number = 0;
-  double first_token_s = 0, decode_s = 0;
+  double first_token_s = 0, decode_s = 0;  // as the client sees text
+  double first_chosen_s = 0;  // the token itself, which may be no whole character or none that is shown
   std::int64_t prompt_tokens = 0, cached_tokens = 0, reply_tokens = 0, steps = 0, accepted = 0;
   std::string reply;
   std::string error;
@@ -90,6 +91,9 @@ void take_chunk(const json::object& chunk, Turn& turn, TimePoint begun, std::opt
   if (const json::value* numbers = chunk.if_contains("splash")) {
     turn.steps = numbers->at("decode_steps").as_int64();
     turn.accepted = numbers->at("accepted_tokens").as_int64();
+    // It comes with the end of the reply, decode_ms behind the first token.
+    turn.first_chosen_s =
+        seconds_between(begun, steady_clock::now()) - numbers->at("decode_ms").to_number<double>() / 1000;
   }
   if (const json::value* usage = chunk.if_contains("usage"); usage && usage->is_object()) {
     turn.prompt_tokens = usage->at("prompt_tokens").as_int64();
@@ -171,7 +175,7 @@ json::object summary(const std::vector<Turn>& turns, double wall_s) {
   std::vector<double> cold, cached, speed;
   std::int64_t tokens = 0, prompt = 0, reused = 0, steps = 0, accepted = 0;
   json::array errors;
-  std::vector<std::vector<double>> by_number;
+  std::vector<std::vector<double>> by_number, chosen_by_number;
   for (const Turn& turn : turns) {
     if (!turn.error.empty()) {
       errors.push_back(json::value(turn.error));
@@ -179,16 +183,22 @@ json::object summary(const std::vector<Turn>& turns, double wall_s) {
     }
     (turn.number == 0 ? cold : cached).push_back(turn.first_token_s);
     by_number.resize(std::max(by_number.size(), static_cast<std::size_t>(turn.number) + 1));
+    chosen_by_number.resize(by_number.size());
     by_number[turn.number].push_back(turn.first_token_s);
+    chosen_by_number[turn.number].push_back(turn.first_chosen_s);
     if (turn.decode_s > 0) speed.push_back(static_cast<double>(turn.reply_tokens - 1) / turn.decode_s);
     tokens += turn.reply_tokens, prompt += turn.prompt_tokens, reused += turn.cached_tokens;
     steps += turn.steps, accepted += turn.accepted;
   }
-  json::array turn_by_turn;
-  for (const auto& of_turn : by_number) turn_by_turn.push_back(of_turn.empty() ? 0.0 : median(of_turn));
+  const auto turn_by_turn = [](const std::vector<std::vector<double>>& times) {
+    json::array medians;
+    for (const auto& of_turn : times) medians.push_back(of_turn.empty() ? 0.0 : median(of_turn));
+    return medians;
+  };
   return {{"ttft_cold_s", median(cold)},
           {"ttft_cached_s", median(cached)},
-          {"ttft_by_turn_s", std::move(turn_by_turn)},
+          {"ttft_by_turn_s", turn_by_turn(by_number)},
+          {"first_chosen_by_turn_s", turn_by_turn(chosen_by_number)},
           {"stream_tokens_per_s", median(speed)},
           {"total_tokens_per_s", static_cast<double>(tokens) / wall_s},
           {"reply_tokens", tokens},
@@ -215,6 +225,7 @@ int run_serve_bench(const ServeBenchOptions& options) {
   const std::string name = (*runtime)->name(), device = (*runtime)->device();
   const int lanes = (*runtime)->plan().lanes;
   api::Backend backend = (*runtime)->backend();
+  const auto status = backend.status;
   auto serving = Serving::open(std::move(*server), std::move(*runtime), std::move(backend));
   if (!serving) return complain(serving.error());
 
@@ -228,6 +239,9 @@ int run_serve_bench(const ServeBenchOptions& options) {
   std::vector<Turn> turns;
   for (auto& result : results) turns.insert(turns.end(), result.begin(), result.end());
   json::object numbers = summary(turns, wall_s);
+  const api::EngineStatus counted = status();
+  const double between_us = static_cast<double>(counted.between_steps_us) / std::max<double>(1, counted.between_steps);
+  numbers["between_steps_us"] = between_us;
   const bool failed = !numbers.at("errors").as_array().empty();
   if (options.as_json) {
     numbers["model"] = name, numbers["device"] = device, numbers["clients"] = options.clients, numbers["lanes"] = lanes;
@@ -239,10 +253,11 @@ int run_serve_bench(const ServeBenchOptions& options) {
       "{} · {} · {} clients on {} lanes, {} turns of {} tokens\n"
       "  first token  {:.3f} s cold, {:.3f} s in later turns (medians)\n"
       "  a stream     {:.1f} tokens/s (median), {:.2f} tokens/step\n"
-      "  all streams  {:.1f} tokens/s; {:.0f} of {:.0f} prompt tokens came from the cache\n",
+      "  all streams  {:.1f} tokens/s; {:.0f} of {:.0f} prompt tokens came from the cache\n"
+      "  between two steps the engine takes {:.1f} us (mean)\n",
       name, device, options.clients, lanes, options.turns, options.tokens, number("ttft_cold_s"),
       number("ttft_cached_s"), number("stream_tokens_per_s"), number("tokens_per_step"), number("total_tokens_per_s"),
-      number("cached_tokens"), number("prompt_tokens"));
+      number("cached_tokens"), number("prompt_tokens"), between_us);
   for (const json::value& error : numbers.at("errors").as_array())
     fmt::print("  error: {}\n", std::string(error.as_string()));
   return failed;

@@ -210,6 +210,7 @@ Status Runtime::open_model(const ModelOptions& options, const std::function<void
   open.lanes = plan_.lanes;
   open.pages = plan_.pages;
   open.snapshots = plan_.snapshots;
+  open.host_snapshots = plan_.host_snapshots;
   open.max_context = plan_.context;
   SPLASH_TRY(model_, models::open(package_, open));
   say(fmt::format("Plan · {} on {}\n{}", name_, device_, indented(cache::describe(plan_))));
@@ -274,6 +275,7 @@ api::EngineStatus status_of(const engine::Counters& counters) {
   out.step_bounds_ms.assign(engine::step_bounds_ms.begin(), engine::step_bounds_ms.end());
   out.step_counts.assign(counters.step_ms.buckets.begin(), counters.step_ms.buckets.end());
   out.decode_step_counts.assign(counters.decode_step_ms.buckets.begin(), counters.decode_step_ms.buckets.end());
+  out.between_steps = counters.between_steps, out.between_steps_us = counters.between_steps_us;
   out.step_sum_ms = static_cast<double>(counters.step_ms.sum_us.value()) / 1000.0;
   out.decode_step_sum_ms = static_cast<double>(counters.decode_step_ms.sum_us.value()) / 1000.0;
   return out;

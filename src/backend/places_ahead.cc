@@ -91,6 +91,11 @@ std::byte* PlacesAhead::wait_for(int place) {
   return memory(place).data();
 }
 
+void PlacesAhead::expect(int places) {
+  const std::lock_guard lock(mutex_);
+  want(places);
+}
+
 void PlacesAhead::prepare(int places) {
   std::unique_lock lock(mutex_);
   want(places);

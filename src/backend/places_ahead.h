@@ -45,6 +45,8 @@ class PlacesAhead {
   std::byte* find(int place);
   // The same, once it is ready.
   std::byte* wait_for(int place);
+  // Gets the first `places` under way (as many as there are; none if negative) and returns at once.
+  void expect(int places);
   // Returns when the first `places` are ready.
   void prepare(int places);
 

@@ -80,6 +80,19 @@ TEST(PlacesAhead, TakesNothingBeforeItIsNeededAndThenSomeMore) {
   EXPECT_EQ(rig.pinning->unpinned, 6);
 }
 
+TEST(PlacesAhead, WhoSeesANeedComingGetsPlacesUnderWay) {
+  Rig rig(4, 0);
+  rig.memory->expect(-3);
+  rig.memory->expect(0);
+  rig.memory->expect(2);
+  rig.pinning->await_begun(2);
+  EXPECT_NE(rig.memory->wait_for(1), nullptr);
+  EXPECT_EQ(rig.memory->ready(), 2);
+  rig.memory->expect(1);
+  rig.memory->expect(9);
+  rig.pinning->await_begun(4);
+}
+
 TEST(PlacesAhead, ANumberThatIsNotReadyIsSaidToBeAndComes) {
   Rig rig(8, 1);
   rig.pinning->allow(0);
@@ -154,6 +167,7 @@ TEST(PlacesAhead, LargePlacesAreBroughtBySeveralThreads) {
 TEST(PlacesAhead, NoPlacesAtAll) {
   Rig rig(0, 2);
   rig.memory->prepare(0);
+  rig.memory->expect(2);
   rig.memory->prepare(3);
   EXPECT_EQ(rig.memory->ready(), 0);
 }

@@ -53,10 +53,11 @@ Status check_wish(const Wish& wish, int model_context) {
   return {};
 }
 
-}  // namespace
+// Whose memory is shared out: a machine's, or a device's beside one that takes what snapshots do not fit.
+enum class Home { machine, device };
 
-Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& footprint, int model_context,
-                        const Wish& wish) {
+Result<MemoryPlan> share_out(Home home, const MachineMemory& machine, const model::Footprint& footprint,
+                             int model_context, const Wish& wish) {
   SPLASH_TRY_STATUS(check_wish(wish, model_context));
   // The system and our own code, buffers and connections live in the reserve.
   const std::int64_t reserve = std::clamp(machine.total_bytes / 16, 512 * mib, 8 * gib);
@@ -66,10 +67,11 @@ Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& fo
   const int least_context = std::min(minimum_context, model_context);
   const int wanted_context = wish.context > 0 ? wish.context : least_context;
   const int least_lanes = std::max(wish.lanes, 1);
-  const MemoryPlan least = sized(footprint, least_lanes, pages_for(wanted_context), minimum_snapshots);
+  const int least_snapshots = home == Home::machine ? minimum_snapshots : 0;
+  const MemoryPlan least = sized(footprint, least_lanes, pages_for(wanted_context), least_snapshots);
   std::int64_t spare = budget - least.used_bytes();
   if (spare < 0) {
-    const MemoryPlan bare = sized(footprint, least_lanes, pages_for(least_context), minimum_snapshots);
+    const MemoryPlan bare = sized(footprint, least_lanes, pages_for(least_context), least_snapshots);
     if (wish.context <= least_context || bare.used_bytes() > budget) {
       return too_small(least, budget, wanted_context, wish);
     }
@@ -80,44 +82,57 @@ Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& fo
   }
 
   // A quarter of what is spare for more lanes, a quarter of the rest for snapshots, the rest for pages: the pages also
-  // bound the context, and a snapshot without its pages is worth nothing.
+  // bound the context, and a snapshot without its pages is worth nothing. What has a host beside it gives them less, and
+  // nothing that one request could fill.
   int lanes = least_lanes;
   if (wish.lanes == 0) lanes += fitting(spare / 4, footprint.lane_bytes, link::max_lanes - 1);
   spare -= (lanes - least_lanes) * footprint.lane_bytes;
-  const int more_snapshots = fitting(spare / 4, footprint.snapshot_bytes, maximum_snapshots - minimum_snapshots);
-  spare -= more_snapshots * footprint.snapshot_bytes;
   const int context_pages = pages_for(wish.context > 0 ? wish.context : model_context);
+  const std::int64_t for_snapshots =
+      home == Home::machine ? spare / 4 : (spare - (context_pages - least.pages) * footprint.page_bytes) / 8;
+  const int more_snapshots = fitting(for_snapshots, footprint.snapshot_bytes, maximum_snapshots - least_snapshots);
+  spare -= more_snapshots * footprint.snapshot_bytes;
   const std::int64_t useful_pages = std::int64_t{context_pages} * (lanes + cached_contexts);
   const int more_pages = fitting(spare, footprint.page_bytes, useful_pages - least.pages);
 
-  MemoryPlan result = sized(footprint, lanes, least.pages + more_pages, minimum_snapshots + more_snapshots);
+  MemoryPlan result = sized(footprint, lanes, least.pages + more_pages, least_snapshots + more_snapshots);
   result.context = wish.context > 0 ? wish.context : std::min(model_context, result.pages * link::page_tokens);
   result.reserve_bytes = reserve;
   result.budget_bytes = budget;
   return result;
 }
 
+}  // namespace
+
+Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& footprint, int model_context,
+                        const Wish& wish) {
+  return share_out(Home::machine, machine, footprint, model_context, wish);
+}
+
 Result<MemoryPlan> plan_on_device(const MachineMemory& device, const MachineMemory& host,
                                   const model::Footprint& footprint, int model_context, const Wish& wish) {
-  model::Footprint on_device = footprint;
-  on_device.snapshot_bytes = 0;
-  SPLASH_TRY(MemoryPlan result, plan(device, on_device, model_context, wish));
+  SPLASH_TRY(MemoryPlan result, share_out(Home::device, device, footprint, model_context, wish));
   const std::int64_t reserve = std::clamp(host.total_bytes / 16, 512 * mib, 8 * gib);
   const std::int64_t spare = std::min(host.available_bytes, host.total_bytes) - reserve;
-  const int fit = fitting(spare / 4, footprint.snapshot_bytes, result.snapshots);
-  if (fit < minimum_snapshots && fitting(spare, footprint.snapshot_bytes, minimum_snapshots) < minimum_snapshots) {
+  const int least = std::max(minimum_snapshots - result.snapshots, 0);
+  if (fitting(spare, footprint.snapshot_bytes, least) < least) {
     return fail_parameter(ErrorKind::overloaded, "memory",
-                          "{} places to resume from need {} of host memory, {} are to spare: free memory",
-                          minimum_snapshots, format_bytes(minimum_snapshots * footprint.snapshot_bytes),
+                          "{} places to resume from need {} of host memory, {} are to spare: free memory", least,
+                          format_bytes(least * footprint.snapshot_bytes),
                           format_bytes(std::max<std::int64_t>(spare, 0)));
   }
-  result.snapshots = std::max(fit, minimum_snapshots);
-  result.snapshots_bytes = result.snapshots * footprint.snapshot_bytes;
-  result.snapshots_on_host = true;
+  result.host_snapshots =
+      std::max(least, fitting(spare / 4, footprint.snapshot_bytes, maximum_snapshots - result.snapshots));
+  result.host_snapshots_bytes = result.host_snapshots * footprint.snapshot_bytes;
+  result.snapshots += result.host_snapshots;
   return result;
 }
 
 std::string describe(const MemoryPlan& plan) {
+  std::string host;
+  if (plan.host_snapshots > 0) {
+    host = fmt::format(", {} of them in {} of host memory", plan.host_snapshots, format_bytes(plan.host_snapshots_bytes));
+  }
   return fmt::format(
       "weights    {:>9}\n"
       "scratch    {:>9}\n"
@@ -128,8 +143,7 @@ std::string describe(const MemoryPlan& plan) {
       "context    {:>9}  tokens of prompt and reply in one request\n",
       format_bytes(plan.weights_bytes), format_bytes(plan.scratch_bytes), format_bytes(plan.lanes_bytes), plan.lanes,
       format_bytes(plan.pages_bytes), plan.pages, link::page_tokens, format_bytes(plan.snapshots_bytes), plan.snapshots,
-      plan.snapshots_on_host ? ", in host memory" : "", format_bytes(plan.used_bytes()),
-      format_bytes(plan.budget_bytes), plan.context);
+      host, format_bytes(plan.used_bytes()), format_bytes(plan.budget_bytes), plan.context);
 }
 
 std::string format_bytes(std::int64_t bytes) {

@@ -27,18 +27,19 @@ struct MemoryPlan {
   int lanes = 0;
   int pages = 0;
   int snapshots = 0;
+  int host_snapshots = 0;  // of them, where a device has memory of its own: the last ones, in the host's
   int context = 0;  // positions that one request can really reach: prompt and reply together
   std::int64_t weights_bytes = 0;
   std::int64_t scratch_bytes = 0;
   std::int64_t lanes_bytes = 0;
   std::int64_t pages_bytes = 0;
-  std::int64_t snapshots_bytes = 0;
-  std::int64_t reserve_bytes = 0;  // left to the system
-  std::int64_t budget_bytes = 0;   // what the plan may use
-  bool snapshots_on_host = false;  // the rest lies in a device's own memory
+  std::int64_t snapshots_bytes = 0;       // without the host's
+  std::int64_t host_snapshots_bytes = 0;  // beside the budget
+  std::int64_t reserve_bytes = 0;         // left to the system
+  std::int64_t budget_bytes = 0;          // what the plan may use
 
   std::int64_t used_bytes() const {
-    return weights_bytes + scratch_bytes + lanes_bytes + pages_bytes + (snapshots_on_host ? 0 : snapshots_bytes);
+    return weights_bytes + scratch_bytes + lanes_bytes + pages_bytes + snapshots_bytes;
   }
 };
 
@@ -49,8 +50,8 @@ inline constexpr int minimum_snapshots = 2;   // before the generation prompt an
 Result<MemoryPlan> plan(const MachineMemory& machine, const model::Footprint& footprint, int model_context,
                         const Wish& wish);
 
-// The same for a device with memory of its own: weights, lanes and pages there, snapshots in a quarter of what the host
-// has to spare. `wish.max_bytes` bounds the device's part.
+// The same for a device with memory of its own. Snapshots lie there too, in an eighth of what is to spare beyond one whole
+// context; those that do not fit, in a quarter of what the host has to spare. `wish.max_bytes` bounds the device's part.
 Result<MemoryPlan> plan_on_device(const MachineMemory& device, const MachineMemory& host,
                                   const model::Footprint& footprint, int model_context, const Wish& wish);
 

@@ -105,17 +105,54 @@ TEST(Plan, EveryMachineSizeGivesASoundPlanOrAnError) {
   }
 }
 
-TEST(Plan, ADeviceHoldsAllButTheSnapshots) {
+TEST(Plan, ADeviceWithRoomHoldsEverything) {
   const auto made = plan_on_device({140 * gib, 139 * gib}, {64 * gib, 60 * gib}, large, window, {});
   ASSERT_TRUE(made) << made.error().message;
+  expect_sound(*made);
   EXPECT_EQ(made->lanes, link::max_lanes);
   EXPECT_EQ(made->context, window);
-  EXPECT_GE(made->snapshots, minimum_snapshots);
-  EXPECT_LE(made->snapshots_bytes, 60 * gib / 4);
-  EXPECT_LE(made->used_bytes(), made->budget_bytes);
-  EXPECT_NE(describe(*made).find("in host memory"), std::string::npos) << describe(*made);
+  EXPECT_EQ(made->pages, 8192 * 12) << "snapshots take nothing that is missed";
+  EXPECT_EQ(made->snapshots, 64);
+  EXPECT_EQ(made->host_snapshots, 0);
+  EXPECT_EQ(describe(*made).find("host memory"), std::string::npos) << describe(*made);
+  EXPECT_TRUE(plan_on_device({140 * gib, 139 * gib}, {gib, gib / 2}, large, window, {}));
   EXPECT_EQ(plan_on_device({8 * gib, 8 * gib}, {64 * gib, 60 * gib}, large, window, {}).error().parameter, "memory");
-  EXPECT_EQ(plan_on_device({140 * gib, 139 * gib}, {gib, gib / 2}, large, window, {}).error().parameter, "memory");
+}
+
+TEST(Plan, SnapshotsThatADeviceHasNoRoomForLieInTheHost) {
+  const MachineMemory host{64 * gib, 60 * gib};
+  model::Footprint without = large;
+  without.snapshot_bytes = 0;
+  const auto small = plan_on_device({24 * gib, 23 * gib}, host, large, window, {});
+  ASSERT_TRUE(small) << small.error().message;
+  expect_sound(*small);
+  EXPECT_EQ(small->snapshots, 64);
+  EXPECT_EQ(small->host_snapshots, 64);
+  EXPECT_EQ(small->snapshots_bytes, 0);
+  EXPECT_EQ(small->context, plan_on_device({24 * gib, 23 * gib}, host, without, window, {})->context)
+      << "a context that does not fit whole gives nothing up";
+  EXPECT_NE(describe(*small).find("64 of them in 11.7 GiB of host memory"), std::string::npos) << describe(*small);
+  EXPECT_EQ(plan_on_device({24 * gib, 23 * gib}, {gib, gib / 2}, large, window, {}).error().parameter, "memory");
+
+  const auto middle = plan_on_device({48 * gib, 47 * gib}, host, large, window, {});
+  ASSERT_TRUE(middle) << middle.error().message;
+  expect_sound(*middle);
+  EXPECT_EQ(middle->snapshots, 64);
+  EXPECT_GT(middle->host_snapshots, 0);
+  EXPECT_LT(middle->host_snapshots, 64);
+  EXPECT_EQ(middle->snapshots_bytes, (64 - middle->host_snapshots) * large.snapshot_bytes);
+  EXPECT_EQ(middle->context, window);
+
+  // The host has little too: as many as there is room for, two at least.
+  for (std::int64_t total = 17 * gib; total < 80 * gib; total += 377 * mib) {
+    for (const std::int64_t spare : {1, 3, 20}) {
+      const auto made = plan_on_device({total, total - gib / 2}, {(spare + 1) * gib, spare * gib}, large, window, {});
+      if (!made) continue;
+      expect_sound(*made);
+      EXPECT_LE(made->host_snapshots_bytes, std::max(spare * gib / 4, 2 * large.snapshot_bytes));
+      EXPECT_LE(made->snapshots, 64);
+    }
+  }
 }
 
 TEST(Plan, PrintsForTheStartUpLines) {

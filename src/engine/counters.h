@@ -66,6 +66,9 @@ struct Counters {
   Counter snapshots_saved;
   Counter snapshots_restored;
   Counter snapshots_evicted;
+  // Our own part of the time: from a step's results to the beginning of the step that follows at once, in microseconds.
+  Counter between_steps;
+  Counter between_steps_us;
   Histogram step_ms;         // every step
   Histogram decode_step_ms;  // steps without prefill rows
   // Gauges.

@@ -34,10 +34,13 @@ bool Engine::tick(TimePoint now) {
   stop_following();
   admit();
   const Choice choice = schedule();
-  if (!choice.empty()) {
-    const TimePoint start = clock_.now();
-    const Result<model::StepResult> result = model_.step(step_plan(choice));
-    count_step(choice, std::chrono::duration<double>(clock_.now() - start).count());
+  if (choice.empty()) {
+    step_ended_.reset();
+  } else {
+    const model::StepPlan plan = step_plan(choice);
+    const TimePoint begun = clock_.now();
+    const Result<model::StepResult> result = model_.step(plan);
+    count_step(choice, begun);
     if (result) {
       apply(choice, *result);
     } else {
@@ -216,7 +219,15 @@ void Engine::give_up(const Error& error) {
   if (config_.on_lost) config_.on_lost(error);
 }
 
-void Engine::count_step(const Choice& choice, double seconds) {
+void Engine::count_step(const Choice& choice, TimePoint begun) {
+  using std::chrono::duration_cast;
+  if (step_ended_) {
+    counters_.between_steps.add();
+    counters_.between_steps_us.add(
+        static_cast<std::uint64_t>(duration_cast<std::chrono::microseconds>(begun - *step_ended_).count()));
+  }
+  step_ended_ = clock_.now();
+  const double seconds = std::chrono::duration<double>(*step_ended_ - begun).count();
   scheduler_.complete(choice, seconds);
   counters_.steps.add();
   counters_.prefill_rows.add(choice.prefill_rows());

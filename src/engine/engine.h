@@ -122,7 +122,7 @@ class Engine {
   void take_tokens(Request& request, const std::vector<Token>& chosen);
   void fail_step(const Choice& choice, const Error& error);
   void give_up(const Error& error);
-  void count_step(const Choice& choice, double seconds);
+  void count_step(const Choice& choice, TimePoint begun);
   // leave
   void save(Request& request, cache::Kind kind);
   void save_mark(Request& request, int rows);
@@ -151,6 +151,7 @@ class Engine {
   std::deque<std::unique_ptr<Request>> queue_;   // by arrival
   std::unordered_set<link::RequestId> live_;
   std::uint64_t arrivals_ = 0;
+  std::optional<TimePoint> step_ended_;  // of the step just before
   bool closed_ = false;
   std::optional<Error> lost_;  // the device is gone: what every request is told
   std::optional<Error> full_;  // the device refused pages of the plan: why

@@ -29,6 +29,7 @@ struct Facts {
   int lanes = 0;
   int pages = 0;
   int snapshots = 0;
+  int host_snapshots = 0;   // of them, where the model is on a device: the last ones, in host memory, slower to get at
   bool has_draft = false;
 };
 

@@ -88,12 +88,14 @@ Result<std::unique_ptr<model::Model>> open(std::shared_ptr<const pack::Package> 
   facts.lanes = options.lanes;
   facts.pages = options.pages;
   facts.snapshots = options.snapshots;
+  facts.host_snapshots = options.host_snapshots;
   facts.max_prefill_rows = options.max_prefill_rows;
   facts.max_context =
       std::min(options.max_context > 0 ? options.max_context : options.pages * link::page_tokens, g.max_positions);
   facts.sampling_limit = options.sampling_limit > 0 ? std::min(options.sampling_limit, g.vocab_size) : g.vocab_size;
-  if (facts.lanes < 1 || facts.lanes > link::max_lanes || facts.pages < 1 || facts.snapshots < 0 ||
-      facts.max_prefill_rows < 1 || facts.max_context < 1) {
+  if (facts.lanes < 1 || facts.lanes > link::max_lanes || facts.pages < 1 || facts.host_snapshots < 0 ||
+      facts.snapshots < facts.host_snapshots || facts.max_prefill_rows < 1 ||
+      facts.max_context < 1) {
     return fail(ErrorKind::invalid,
                 "a model needs 1 to {} lanes, at least one page and room for a prefill row; asked for {} lanes, {} "
                 "pages, {} prefill rows",

@@ -42,13 +42,14 @@ struct OpenOptions {
   int lanes = 1;
   int pages = 0;
   int snapshots = 0;
+  int host_snapshots = 0;  // cuda: the last ones of them are in host memory
   int max_prefill_rows = 512;
   int max_context = 0;     // positions; 0: what the pages hold, at most what the model was trained for
   int sampling_limit = 0;  // ids at or above it are never chosen (the tokenizer's size); 0: the whole vocabulary
 };
 
 // `max_context` sizes the draft's context where it has no window; 0: the model's own limit. cuda: bytes of device
-// memory, but for the snapshots' host memory.
+// memory; a snapshot takes the same in either memory.
 Result<model::Footprint> footprint(const pack::Package& package, Backend backend, int max_prefill_rows,
                                    int max_context = 0);
 

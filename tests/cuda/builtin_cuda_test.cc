@@ -103,7 +103,8 @@ class BuiltinCuda : public testing::Test {
                                           .threads = 4,
                                           .lanes = made->plan.lanes,
                                           .pages = made->plan.pages,
-                                          .snapshots = made->plan.snapshots});
+                                          .snapshots = made->plan.snapshots,
+                                          .host_snapshots = made->plan.snapshots / 2});
     EXPECT_TRUE(model.has_value()) << model.error().message;
     made->model = std::move(*model);
     const auto begun = std::chrono::steady_clock::now();

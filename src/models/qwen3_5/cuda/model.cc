@@ -54,7 +54,10 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
   SPLASH_CHECK(facts.sampling_limit <= facts.vocab_size && facts.max_context > 0);
   SPLASH_TRY(m.state_, CudaState::make(*m.stream_,
                                        state_geometry(package->target(), draft, ops::KvFormat::int8, facts.max_context),
-                                       facts.lanes, facts.pages, facts.snapshots));
+                                       {.lanes = facts.lanes,
+                                        .pages = facts.pages,
+                                        .device_snapshots = facts.snapshots - facts.host_snapshots,
+                                        .host_snapshots = facts.host_snapshots}));
   SPLASH_TRY(m.tables_, StepTables::make({.lanes = facts.lanes,
                                           .block = facts.block_rows,
                                           .prefill_rows = std::max(facts.max_prefill_rows, least_prefill_rows),

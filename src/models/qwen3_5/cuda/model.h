@@ -117,7 +117,7 @@ class CudaModel final : public model::Model {
   int mark_length_ = 0;  // committed tokens at the mark of the last step
 };
 
-// Bytes of device memory (snapshots: of host memory).
+// Bytes of device memory.
 model::Footprint cuda_footprint(const pack::Package& package, int max_prefill_rows, int max_context);
 
 }  // namespace splash::models::qwen3_5

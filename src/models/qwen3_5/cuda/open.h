@@ -14,7 +14,7 @@ namespace splash::models::qwen3_5 {
 // Whether device `index` (-1: the first that can) is there and its kernels fit the package. The error says why not.
 Status cuda_ready(const pack::Package& package, int index, int max_context);
 
-// Device memory, but for snapshots: those are in the host's.
+// Of device memory; a snapshot takes the same in the host's.
 Result<model::Footprint> footprint_on_cuda(const pack::Package& package, int max_prefill_rows, int max_context);
 Result<std::unique_ptr<model::Model>> open_on_cuda(int index, std::shared_ptr<const pack::Package> package,
                                                    const model::Facts& facts);

@@ -8,33 +8,36 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 63) / 64 * 64; }  /
 
 }  // namespace
 
-Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGeometry geometry, int lanes, int pages,
-                                                   int snapshots) {
+Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGeometry geometry,
+                                                   const Sizes& sizes) {
   std::unique_ptr<CudaState> state(new CudaState(stream, std::move(geometry)));
   CudaState& s = *state;
   const auto take = [](std::int64_t bytes) { return cuda::DeviceBuffer::allocate(static_cast<std::size_t>(bytes)); };
   const StateGeometry& g = s.geometry_;
-  s.lanes_ = lanes;
+  const int lanes = s.lanes_ = sizes.lanes;
   SPLASH_TRY(auto mapper, cuda::device_mapper(stream.facts().index));
   SPLASH_TRY(s.pages_, GrowingMemory::reserve(std::move(mapper), static_cast<std::size_t>(std::max<std::int64_t>(
-                                                                     pages * g.kv.page_bytes(), 256))));
+                                                                     sizes.pages * g.kv.page_bytes(), 256))));
   SPLASH_TRY(s.rests_, take(lanes * aligned(g.rest_floats()) * 4));
   SPLASH_TRY(s.tapes_, take(std::max<std::int64_t>(lanes * aligned(g.tape_floats()) * 4, 256)));
   SPLASH_TRY(s.kept_memory_, take(lanes * 4));
   SPLASH_TRY(s.gdn_lanes_,
              take(std::max<std::int64_t>(g.gdn_layers * lanes * std::int64_t{sizeof(ops::GdnLane)}, 256)));
-  for (Staging& staging : s.staging_) {
-    SPLASH_TRY(staging.buffer, take(static_cast<std::int64_t>(s.rest_bytes())));
-  }
+  const std::int64_t stride = aligned(g.rest_floats()) * 4;
+  SPLASH_TRY(s.saved_, take((std::ssize(s.staging_) + sizes.device_snapshots) * stride));
+  std::byte* saved = s.saved_.data();
+  for (Staging& staging : s.staging_) staging.data = std::exchange(saved, saved + stride);
+  for (int i = 0; i < sizes.device_snapshots; ++i) s.device_places_.push_back(saved + i * stride);
   s.pool_ = {g.kv, s.pages_.data()};
   s.kept_ = s.kept_memory_.as<int>();
   // A turn of a conversation takes two, before its prompt's end and at the reply's; the shortest follow each other every 45 ms,
   // in which about one gets ready.
-  const auto ahead = std::max<std::size_t>(2, (std::size_t{2} << 30) / s.rest_bytes());
-  SPLASH_TRY(s.snapshots_, PlacesAhead::reserve(cuda::host_pinner(stream.facts().index),
-                                                {.place_bytes = s.rest_bytes(),
-                                                 .places = snapshots,
-                                                 .ahead = static_cast<int>(std::min<std::size_t>(ahead, snapshots))}));
+  s.places_ahead_ = static_cast<int>(
+      std::clamp<std::size_t>((std::size_t{2} << 30) / s.rest_bytes(), 2, std::max(sizes.host_snapshots, 2)));
+  SPLASH_TRY(s.host_places_, PlacesAhead::reserve(cuda::host_pinner(stream.facts().index),
+                                                  {.place_bytes = s.rest_bytes(),
+                                                   .places = sizes.host_snapshots,
+                                                   .ahead = s.places_ahead_}));
   stream.note(cudaStreamCreateWithFlags(&s.copies_, cudaStreamNonBlocking), "copy stream");
   stream.note(cudaEventCreateWithFlags(&s.cleared_, cudaEventDisableTiming), "event");
   for (Staging& staging : s.staging_) {
@@ -132,21 +135,21 @@ void CudaState::set_kept_zero(int lane) {
 }
 
 void CudaState::prepare_snapshots(std::int64_t most_bytes) {
-  snapshots_->prepare(static_cast<int>(static_cast<std::size_t>(most_bytes) / rest_bytes()));
+  const int first = static_cast<int>(static_cast<std::size_t>(most_bytes) / rest_bytes());
+  host_places_->prepare(std::max(host_place(first), 0));
 }
 
 void CudaState::save(int lane, int snapshot) {
   settle();
   begin_mark();
-  stream_.note(cudaMemcpyAsync(staging().buffer.data(), rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice,
-                               stream_.native()),
+  stream_.note(cudaMemcpyAsync(staging().data, rest_of(lane), rest_bytes(), cudaMemcpyDeviceToDevice, stream_.native()),
                "save");
-  send_staged(snapshot);
+  file_staged(snapshot);
 }
 
 void CudaState::begin_mark() {
   turn_ = (turn_ + 1) % staging_.size();
-  if (staging().waiting) send(staging(), snapshots_->wait_for(staging().snapshot));
+  if (staging().waiting) send(staging(), host_places_->wait_for(host_place(staging().snapshot)));
   staging().snapshot = -1;
   stream_.note(cudaStreamWaitEvent(stream_.native(), staging().copied, 0), "save");  // the buffer is free
 }
@@ -160,9 +163,14 @@ void CudaState::mark_ring(int lane, int draft_layer) {
                "mark");
 }
 
-void CudaState::save_mark(int snapshot) { send_staged(snapshot); }
+void CudaState::save_mark(int snapshot) { file_staged(snapshot); }
 
-void CudaState::send_staged(int snapshot) {
+void CudaState::file_staged(int snapshot) {
+  host_places_->expect(host_place(snapshot) + 1 + places_ahead_);
+  if (on_device(snapshot)) {
+    std::swap(staging().data, device_places_[snapshot]);
+    return;
+  }
   for (Staging& any : staging_) {
     if (any.snapshot != snapshot) continue;
     any.snapshot = -1;  // what the snapshot held before
@@ -177,14 +185,14 @@ void CudaState::send_staged(int snapshot) {
 void CudaState::send_waiting() {
   for (Staging& any : staging_) {
     if (!any.waiting) continue;
-    if (std::byte* to = snapshots_->find(any.snapshot)) send(any, to);
+    if (std::byte* to = host_places_->find(host_place(any.snapshot))) send(any, to);
   }
 }
 
 void CudaState::send(Staging& staging, std::byte* to) {
   stream_.note(cudaStreamWaitEvent(copies_, staging.staged, 0), "save");
-  snapshots_->in_pieces(0, rest_bytes(), [&](std::size_t at, std::size_t bytes) {
-    stream_.note(cudaMemcpyAsync(to + at, staging.buffer.data() + at, bytes, cudaMemcpyDeviceToHost, copies_), "save");
+  host_places_->in_pieces(0, rest_bytes(), [&](std::size_t at, std::size_t bytes) {
+    stream_.note(cudaMemcpyAsync(to + at, staging.data + at, bytes, cudaMemcpyDeviceToHost, copies_), "save");
   });
   stream_.note(cudaEventRecord(staging.copied, copies_), "save");
   staging.waiting = false;
@@ -193,17 +201,18 @@ void CudaState::send(Staging& staging, std::byte* to) {
 void CudaState::restore(int lane, int snapshot) {
   settle();
   set_kept_zero(lane);
-  // The next turn of a conversation often comes while its snapshot is still here.
+  const std::byte* near = on_device(snapshot) ? device_places_[snapshot] : nullptr;
+  // The next turn of a conversation often comes while its snapshot is still on its way.
   for (const Staging& staging : staging_) {
-    if (staging.snapshot != snapshot) continue;
-    stream_.note(cudaMemcpyAsync(rest_of(lane), staging.buffer.data(), rest_bytes(), cudaMemcpyDeviceToDevice,
-                                 stream_.native()),
-                 "restore");
+    if (staging.snapshot == snapshot) near = staging.data;
+  }
+  if (near != nullptr) {
+    stream_.note(cudaMemcpyAsync(rest_of(lane), near, rest_bytes(), cudaMemcpyDeviceToDevice, stream_.native()), "restore");
     return;
   }
   // Behind what the main stream has done with the lane, and behind every save, which this stream brought (one that waits for
   // its memory is still in its staging buffer).
-  const std::byte* from = snapshots_->wait_for(snapshot);
+  const std::byte* from = host_places_->wait_for(host_place(snapshot));
   stream_.note(cudaEventRecord(cleared_, stream_.native()), "restore");
   stream_.note(cudaStreamWaitEvent(copies_, cleared_, 0), "restore");
   auto* to = reinterpret_cast<std::byte*>(rest_of(lane));
@@ -212,7 +221,7 @@ void CudaState::restore(int lane, int snapshot) {
     const bool rings = part + 1 == parts_.size();
     const int layers = std::min(static_cast<int>(part + 1) * layers_of_a_part, geometry_.gdn_layers);
     const std::size_t until = rings ? rest_bytes() : static_cast<std::size_t>(layers * geometry_.gdn_floats()) * sizeof(float);
-    snapshots_->in_pieces(done, until, [&](std::size_t at, std::size_t bytes) {
+    host_places_->in_pieces(done, until, [&](std::size_t at, std::size_t bytes) {
       stream_.note(cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyHostToDevice, copies_), "restore");
     });
     done = until;
