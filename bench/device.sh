@@ -11,7 +11,7 @@
 #   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time
 #             as well; STEPS=soak SOAK=300 is the soak alone
 #   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows; parts: what a step is made of)
-#   SANITIZE  gtest filter for memcheck
+#   SANITIZE  gtest filter for memcheck (default: all of the conformance, 40 s)
 #   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Unstated not those of gdn and
 #             attention, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow them (it reports the
 #             bulk copies themselves), so what it says of those is to be read:
@@ -21,6 +21,8 @@
 #             conversation that begins with a prompt of 32K tokens through the server, e.g. 27b
 #   COMMIT    written into the records
 # Each step has a limit of its own, STEPNAME_SECONDS.
+# The portable kernels (decision 0015): a kit of a build with -DSPLASH_CUDA_PROVE_PORTABLE=ON and PROGRAMS without splash and
+# device_bench, then SPLASH_CUDA_PATH=portable STEPS=proof (under a minute).
 set -u
 bin=$(cd "${1:?usage: bench/device.sh FOLDER}" && pwd)
 out=${OUT:-bench/records/last}
@@ -75,10 +77,9 @@ end_racecheck() {
 make_synth() {
   [ -e "/tmp/synth-$SYNTH/manifest.json" ] || try bench.txt 150 "synth $SYNTH" "$bin/splash" synth --geometry "$SYNTH" --tokenizer "$tiny/tokenizer" "/tmp/synth-$SYNTH"
 }
-# With the built-in model's tokenizer, for which a word of the bench is one token. The snapshots of ten turns are more than the 4 GB
-# whose host memory is pinned before the first request.
+# With the built-in model's tokenizer, for which a word of the bench is one token. Twelve turns take 32 snapshots.
 first_tokens() {
-  try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first tokens" "$bin/splash" bench serve "/tmp/synth-$SYNTH" --backend cuda --lanes 1 --context 40K --clients 1 --turns "${TURNS:-10}" --prompt-words "${WORDS-32000}" --tokens "${TOKENS:-4}" --json
+  try bench.txt "${SERVE_SECONDS:-90}" "$SYNTH, first tokens" "$bin/splash" bench serve "/tmp/synth-$SYNTH" --backend cuda --lanes 1 --context 40K --clients 1 --turns "${TURNS:-12}" --prompt-words "${WORDS-32000}" --tokens "${TOKENS:-4}" --json
 }
 
 for step in $steps; do
@@ -129,9 +130,9 @@ for step in $steps; do
     sanitize)
       command -v compute-sanitizer > /dev/null || continue
       begin_racecheck
-      try sanitizer.txt "${SANITIZE_SECONDS:-60}" memcheck "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
+      try sanitizer.txt "${SANITIZE_SECONDS:-90}" memcheck "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
         "$bin/cuda_conformance" --gtest_brief=1 \
-        --gtest_filter="${SANITIZE-EmbedCuda*:*LawCuda*/0:LawCudaEnds*:WalkCuda*:DraftCuda.BlockConv:GdnCuda.TwoValueHeadsPerKeyHead:AttentionCuda.GroupOf2:LinearCuda.SharedInput}"
+        --gtest_filter="${SANITIZE-*}"
       end_racecheck
       try sanitizer.txt "${SANITIZE_SECONDS:-60}" 'memcheck of a model' "$(command -v compute-sanitizer)" --tool memcheck --error-exitcode 9 \
         "$bin/golden_cuda_test" --gtest_brief=1 --gtest_filter='*DraftBlock:*GreedyContinuation'
