@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t alignment = 256;
 constexpr std::size_t staging_bytes = std::size_t{4} << 20;
-constexpr std::size_t bytes_of_parts = std::size_t{8} << 20;   // linear of few rows: 132 blocks x 32 KB
+constexpr std::size_t bytes_of_parts = std::size_t{9} << 20;   // linear of few rows: 132 blocks x 64 KB
 constexpr std::size_t exchanged_bytes = std::size_t{16} << 20;  // linear: 132 blocks x 8 strips x 64 rows x 8 bytes
 constexpr std::size_t partial_bytes = std::size_t{192} << 20;  // attention: 64 chunks x 8 lanes; linear: a few MB
 

@@ -20,6 +20,12 @@
 
 namespace splash::ops {
 
+// A row block that several blocks add up: `count` of them from `first` on, this one is number `mine`. Of more than 8
+// tokens number i finishes tokens i, i + count ...: so all end alike, and nobody reads more than a part's worth.
+struct Q4Share {
+  int row_block, first, count, mine;
+};
+
 // K is cut four ways inside a block ("quarters"): a stage's first or second two tiles, of even or odd stages. A side is
 // four warps that see the same stages: four sides with a quarter each, or two with two.
 template <int NT_, int SIDES_, int STAGES_, int REGISTERS_, int PRODUCER_REGISTERS_>
@@ -48,13 +54,13 @@ struct Q4FewShape {
   static constexpr int meets = SIDES == 4 ? SIDES : 1;  // two sides share theirs
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
-  static constexpr int barriers_offset = work_offset + sizeof(Q4Work);
-  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 8;
+  static constexpr int shares_offset = work_offset + sizeof(Q4Work);
+  static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
+  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
   static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static_assert(shared_bytes <= 227 * 1024);
-  static constexpr int vectors = NT * 2;                                                          // of a lane's part
-  static constexpr std::size_t part_bytes = std::size_t{q4_finishers} * vectors * 32 * 16;        // per block
-  static constexpr int together = NT == 1 ? 7 : NT == 2 ? 6 : 3;  // parts of other blocks read at once
+  static constexpr bool all_finish = NT > 1;  // shared row blocks; else the block in which one begins (0020)
+  static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block: two parts of row blocks
 };
 
 __device__ __forceinline__ UnitSplit split_of(const Q4Work& work) {
@@ -84,6 +90,8 @@ struct Q4Walk {
     count = min(end - tile, work.tiles_k - k);
     return true;
   }
+  // Row blocks that begin or end in other blocks: at most a block's first segment (not from k = 0 on) and its last.
+  __device__ __forceinline__ bool shared() const { return count < work.tiles_k; }
 };
 
 // Place and phase of the ring's stages.
@@ -104,6 +112,7 @@ struct Q4Barriers {
   __device__ __forceinline__ std::uint32_t panel(int stage) const { return first + stage * 24 + 8; }
   __device__ __forceinline__ std::uint32_t empty(int stage) const { return first + stage * 24 + 16; }
   __device__ __forceinline__ std::uint32_t scales_ready() const { return first + Shape::STAGES * 24; }
+  __device__ __forceinline__ std::uint32_t plan_ready() const { return scales_ready() + 8; }
 };
 
 // The first stages' weights are requested while the predecessor still runs. Not more than `ahead` stages are on their
@@ -253,51 +262,44 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   }
 }
 
-// The end of a row block. The sides' sums meet in shared memory, then eight warps finish it: lane l of warp w has token w
-// (of every 8) of line l, eight output rows that are neighbours in the output, so that every access to memory below is
-// whole sectors, and a warp sees all that the row block has of a token.
+// The end of a row block's token, by a warp: lane l has line l of the row block, eight output rows that are neighbours
+// in the output, so that every access to memory below is whole sectors, and the warp sees all that the row block has of
+// the token.
 template <class Shape>
 struct Q4Finish {
-  static constexpr int NT = Shape::NT;
   const Q4Work& work;
-  int row_block, k, count;  // of the segment
-  int warp, lane;
+  int row_block, token, lane;
 
-  // What this lane's line is: of a matrix, `valid` rows from `column` on; 0 past the end.
+  // What this lane's line is: of a matrix, `valid` rows from `column` on; none past the end.
   const Q4Matrix* matrix = nullptr;
   int column = 0, valid = 0;
-  float before[NT][8];  // what the results are added to, read before anything is waited for
-  float values[NT][8];
+  float before[8];  // what the results are added to, read before anything is waited for
+  float values[8];
 
-  __device__ __forceinline__ int token(int n) const { return n * 8 + warp; }
-  __device__ __forceinline__ bool finishes() const { return k == 0; }
-  __device__ __forceinline__ float* row_at(int n) const {
-    return matrix->out + token(n) * matrix->out_stride + column;
-  }
+  __device__ __forceinline__ float* row_at() const { return matrix->out + token * matrix->out_stride + column; }
   static __device__ __forceinline__ bool vectors_at(const float* at) {
     return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
   }
+  static __device__ __forceinline__ void take(const float4& low, const float4& high, float (&to)[8]) {
+    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+  }
 
-  // (quarter 0 + 1) + (2 + 3) of this lane's line and tokens.
+  // (quarter 0 + 1) + (2 + 3) of this lane's line.
   __device__ __forceinline__ void read_sums(const float* meet) {
+    float part[Shape::meets][8];
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      float part[Shape::meets][8];
+    for (int m = 0; m < Shape::meets; ++m) {
+      const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + token / 8) * Shape::block_floats +
+                                                       lane * Shape::line_floats + token % 8 * 8);
+      take(at[0], at[1], part[m]);
+    }
 #pragma unroll
-      for (int m = 0; m < Shape::meets; ++m) {
-        const auto* at = reinterpret_cast<const float4*>(meet + (m * NT + n) * Shape::block_floats +
-                                                         lane * Shape::line_floats + warp * 8);
-        const float4 first = at[0], second = at[1];
-        part[m][0] = first.x, part[m][1] = first.y, part[m][2] = first.z, part[m][3] = first.w;
-        part[m][4] = second.x, part[m][5] = second.y, part[m][6] = second.z, part[m][7] = second.w;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if constexpr (Shape::meets == 4) {
-          values[n][i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
-        } else {
-          values[n][i] = part[0][i];
-        }
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (Shape::meets == 4) {
+        values[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
+      } else {
+        values[i] = part[0][i];
       }
     }
   }
@@ -311,70 +313,61 @@ struct Q4Finish {
   }
   __device__ __forceinline__ void read_ahead() {
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
+    for (int i = 0; i < 8; ++i) before[i] = 0;
+    if (valid <= 0 || !matrix->accumulate) return;
+    const float* at = row_at();
+    if (valid == 8 && vectors_at(at)) {
+      take(__ldcg(reinterpret_cast<const float4*>(at)), __ldcg(reinterpret_cast<const float4*>(at) + 1), before);
+    } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) before[n][i] = 0;
-      if (valid <= 0 || !matrix->accumulate || token(n) >= work.tokens) continue;
-      const float* at = row_at(n);
-      if (valid == 8 && vectors_at(at)) {
-        const float4 low = __ldcg(reinterpret_cast<const float4*>(at)),
-                     high = __ldcg(reinterpret_cast<const float4*>(at) + 1);
-        before[n][0] = low.x, before[n][1] = low.y, before[n][2] = low.z, before[n][3] = low.w;
-        before[n][4] = high.x, before[n][5] = high.y, before[n][6] = high.z, before[n][7] = high.w;
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (i < valid) before[n][i] = __ldcg(at + i);
-        }
+      for (int i = 0; i < 8; ++i) {
+        if (i < valid) before[i] = __ldcg(at + i);
       }
     }
   }
 
   // The parts of a row block that several blocks worked on. A word of the exchange that nobody has written holds
-  // `q4_absent`, a NaN that no sum has (arithmetic makes another one): so the words carry their own flags. The block in
-  // which the row block begins polls the others' words, adds them in block order and leaves `q4_absent`; it does its
-  // share of the row block last, so it seldom waits. All blocks are resident at once (checked at launch), so waiting
-  // ends.
-  __device__ __forceinline__ uint4* part_of(int block) const {
-    return work.sums + (static_cast<std::int64_t>(block) * q4_finishers + warp) * (Shape::vectors * 32) + lane;
+  // `q4_absent`, a NaN that no sum has (arithmetic makes another one): so the words carry their own flags. Whoever
+  // finishes the token polls the words, adds them in block order and leaves `q4_absent`. All blocks are resident at
+  // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends. Of a
+  // block's two parts the second is of the row block that begins in it.
+  __device__ __forceinline__ uint4* part_of(int block, bool begins) const {
+    return work.sums + ((static_cast<std::int64_t>(block) * 2 + begins) * (Shape::NT * 8) + token) * 64 + lane;
   }
-  __device__ __forceinline__ void send() const {
-    uint4* to = part_of(blockIdx.x);
+  __device__ __forceinline__ void send(bool begins) const {
+    uint4* to = part_of(blockIdx.x, begins);
     auto word = [](float value) {
       const std::uint32_t bits = __float_as_uint(value);
       return bits == q4_absent ? 0x7fffffffu : bits;
     };
-#pragma unroll
-    for (int v = 0; v < Shape::vectors; ++v) {
-      const float* from = &values[v / 2][v % 2 * 4];
-      cuda::store_volatile(to + v * 32, make_uint4(word(from[0]), word(from[1]), word(from[2]), word(from[3])));
-    }
+    cuda::store_volatile(to, make_uint4(word(values[0]), word(values[1]), word(values[2]), word(values[3])));
+    cuda::store_volatile(to + 32, make_uint4(word(values[4]), word(values[5]), word(values[6]), word(values[7])));
   }
-  __device__ __forceinline__ void add_others() {
-    if (count == work.tiles_k) return;
-    const int last = split_of(work).last_block(row_block);
-    for (int next = static_cast<int>(blockIdx.x) + 1; next <= last; next += Shape::together) {
-      uint4 got[Shape::together][Shape::vectors];
+  // Adds parts number `next` on to `values`.
+  __device__ __forceinline__ void add_parts(const Q4Share& share, int next) {
+    constexpr int together = 7;  // read at once
+    for (; next < share.count; next += together) {
+      uint4 got[together][2] = {};
 #pragma unroll
-      for (int p = 0; p < Shape::together; ++p) {
-#pragma unroll
-        for (int v = 0; v < Shape::vectors; ++v) {
-          // Loaded whether needed or not: what only some paths set, the compiler keeps registers for everywhere.
-          got[p][v] = cuda::load_volatile(part_of(min(next + p, last)) + v * 32);
-        }
+      for (int p = 0; p < together; ++p) {
+        // Where all blocks read at once, no more than the L2 must deliver; where one does, without branches.
+        if (Shape::all_finish && next + p >= share.count) break;
+        const int part = min(next + p, share.count - 1);
+        uint4* from = part_of(share.first + part, part == 0);
+        got[p][0] = cuda::load_volatile(from), got[p][1] = cuda::load_volatile(from + 32);
       }
 #pragma unroll
-      for (int p = 0; p < Shape::together; ++p) {
-        if (next + p > last) break;
-        uint4* from = part_of(next + p);
+      for (int p = 0; p < together; ++p) {
+        if (next + p >= share.count) break;
+        uint4* from = part_of(share.first + next + p, next + p == 0);
 #pragma unroll
-        for (int v = 0; v < Shape::vectors; ++v) {
+        for (int v = 0; v < 2; ++v) {
           uint4& word = got[p][v];
           while (word.x == q4_absent || word.y == q4_absent || word.z == q4_absent || word.w == q4_absent) {
             word = cuda::load_volatile(from + v * 32);
           }
           from[v * 32] = make_uint4(q4_absent, q4_absent, q4_absent, q4_absent);
-          float* to = &values[v / 2][v % 2 * 4];
+          float* to = &values[v * 4];
           to[0] += __uint_as_float(word.x), to[1] += __uint_as_float(word.y);
           to[2] += __uint_as_float(word.z), to[3] += __uint_as_float(word.w);
         }
@@ -382,68 +375,75 @@ struct Q4Finish {
     }
   }
 
-  __device__ __forceinline__ void store_floats(int n) const {
-    float* to = row_at(n);
-    if (valid == 8 && vectors_at(to)) {
-      reinterpret_cast<float4*>(to)[0] = make_float4(values[n][0], values[n][1], values[n][2], values[n][3]);
-      reinterpret_cast<float4*>(to)[1] = make_float4(values[n][4], values[n][5], values[n][6], values[n][7]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i < valid) to[i] = values[n][i];
-      }
-    }
-  }
   __device__ __forceinline__ void store_plain() {
+    const bool mine = valid > 0;
+    float squares = 0;
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const bool mine = valid > 0 && token(n) < work.tokens;
-      float squares = 0;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        values[n][i] += before[n][i];
-        squares = fmaf(values[n][i], values[n][i], squares);
-      }
-      if (mine) store_floats(n);
-      if (!work.gain) continue;
-      if (mine) {  // of all eight lines of a group or of none
-        const float4 low = __ldg(reinterpret_cast<const float4*>(work.gain + column)),
-                     high = __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1);
-        const float(&v)[8] = values[n];
-        cuda::store_line(work.normed_panel, token(n), column,
-                         {v[0] * low.x, v[1] * low.y, v[2] * low.z, v[3] * low.w, v[4] * high.x, v[5] * high.y,
-                          v[6] * high.z, v[7] * high.w});
-      }
-      if (!mine) squares = 0;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-      if (lane == 0) work.squares_out[row_block * Q4Work::squares_stride + token(n)] = squares;
+    for (int i = 0; i < 8; ++i) {
+      values[i] += before[i];
+      squares = fmaf(values[i], values[i], squares);
     }
+    if (mine) {
+      float* to = row_at();
+      if (valid == 8 && vectors_at(to)) {
+        reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);
+        reinterpret_cast<float4*>(to)[1] = make_float4(values[4], values[5], values[6], values[7]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (i < valid) to[i] = values[i];
+        }
+      }
+    }
+    if (!work.gain) return;
+    if (mine) {  // of all eight lines of a group or of none
+      float gain[8];
+      take(__ldg(reinterpret_cast<const float4*>(work.gain + column)),
+           __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1), gain);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) gain[i] *= values[i];
+      cuda::store_line(work.normed_panel, token, column, gain);
+    }
+    if (!mine) squares = 0;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    if (lane == 0) work.squares_out[row_block * Q4Work::squares_stride + token] = squares;
   }
   // Lines 0 and 1 of every four are gate rows, 2 and 3 the same rows of up: two lanes share a line's eight outputs, the
   // gate lane takes the first four. Sixteen lanes have a group of the panel.
   __device__ __forceinline__ void store_gated() {
     const bool second = lane & 2;
+    float out[4];
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      float out[4];
+    for (int i = 0; i < 4; ++i) {
+      const float mine = second ? values[4 + i] : values[i];
+      const float other = __shfl_xor_sync(0xffffffffu, second ? values[i] : values[4 + i], 2);
+      const float gate = second ? other : mine, up = second ? mine : other;
+      out[i] = gate / (1.0f + __expf(-gate)) * up;
+    }
+    if (valid <= 0) return;
+    if (work.matrices[0].out) {
+      float* to = work.matrices[0].out + token * work.matrices[0].out_stride + column + second * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float mine = second ? values[n][4 + i] : values[n][i];
-        const float other = __shfl_xor_sync(0xffffffffu, second ? values[n][i] : values[n][4 + i], 2);
-        const float gate = second ? other : mine, up = second ? mine : other;
-        out[i] = gate / (1.0f + __expf(-gate)) * up;
+        if (second * 4 + i < valid) to[i] = out[i];
       }
-      if (valid <= 0 || token(n) >= work.tokens) continue;
-      if (work.matrices[0].out) {
-        float* to = work.matrices[0].out + token(n) * work.matrices[0].out_stride + column + second * 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (second * 4 + i < valid) to[i] = out[i];
-        }
-      }
-      cuda::store_half_line(work.gated_panel, token(n), column + second * 4, out);
     }
+    cuda::store_half_line(work.gated_panel, token, column + second * 4, out);
+  }
+  // What needs no sums.
+  __device__ __forceinline__ void prepare() {
+    find_line();
+    read_ahead();
+  }
+  __device__ __forceinline__ void store(const float* scales) {
+    if (work.squares_in) {
+      const float scale = scales[token];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] *= scale;
+    }
+    if (work.gated) return store_gated();
+    store_plain();
   }
 };
 
@@ -507,6 +507,35 @@ __device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int plac
   }
 }
 
+// The end of a segment of 8 tokens: eight warps send their token's part, or finish it where the row block begins in this
+// block, which does its share of it last and so seldom waits for the others; the other warps go on.
+template <class Shape>
+__device__ __forceinline__ void q4_finish_at_once(const Q4Work& work, const Q4Walk& walk, const Q4Share& share,
+                                                  const float* meet, const float* scales,
+                                                  const Q4Barriers<Shape>& barriers, int warp, int lane) {
+  constexpr int finishers = 8;
+  if (warp >= finishers) {
+    __syncwarp();
+    cuda::block_barrier_arrive<2>(Shape::consumers * 32);
+    return;
+  }
+  const bool begins = walk.k == 0;
+  Q4Finish<Shape> finish{
+      .work = work, .row_block = walk.row_block, .token = cuda::opaque(warp), .lane = cuda::opaque(lane)};
+  const bool mine = finish.token < work.tokens;
+  if (begins && mine) finish.prepare();
+  cuda::block_barrier<2>(Shape::consumers * 32);
+  if (!mine) return;
+  finish.read_sums(meet);
+  if (!begins) return finish.send(false);
+  if (walk.shared()) {
+    cuda::barrier_wait(barriers.plan_ready(), 0);
+    finish.add_parts(share, 1);
+  }
+  if (work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
+  finish.store(scales);
+}
+
 template <class Shape>
 __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t* memory,
                                                const Q4Barriers<Shape>& barriers, int warp, int lane) {
@@ -515,63 +544,82 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
   const int stage_parity = Shape::SIDES == 4 ? side >> 1 : side;
   const float* scales = reinterpret_cast<const float*>(memory + Shape::scales_offset);
   auto* meet = reinterpret_cast<float*>(memory + Shape::meet_offset);
+  const auto* shares = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset);
   cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
   Q4Ring<Shape::STAGES> start;    // of the next segment
   int index = 0;                  // of its first stage
-  for (Q4Walk walk(work); walk.next();) {
-    float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
-    const int stages = (walk.count + Shape::TILES - 1) / Shape::TILES;
-    Q4Ring<Shape::STAGES> at = start;
-    int i = (index ^ stage_parity) & 1;
-    at.advance(i);
-    for (; i < stages; i += 2) {
-      cuda::barrier_wait(barriers.panel(at.stage), at.parity);
-      cuda::barrier_wait(barriers.weights(at.stage), at.parity);
-      q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
-                           min(Shape::TILES, walk.count - i * Shape::TILES), lane, acc);
-      __syncwarp();
-      if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
-      at.advance(2);
-    }
-    start.advance(stages);
-    index += stages;
-    q4_bring<Shape>(meet, warp, lane, acc);
-    if (warp >= q4_finishers) {
-      __syncwarp();
-      cuda::block_barrier_arrive<2>(Shape::consumers * 32);
-      continue;
-    }
-    Q4Finish<Shape> finish{.work = work,
-                           .row_block = walk.row_block,
-                           .k = walk.k,
-                           .count = walk.count,
-                           .warp = cuda::opaque(warp),
-                           .lane = cuda::opaque(lane)};
-    if (finish.finishes()) {
-      finish.find_line();
-      finish.read_ahead();
-    }
-    cuda::block_barrier<2>(Shape::consumers * 32);
-    finish.read_sums(meet);
-    if (!finish.finishes()) {
-      finish.send();
-      continue;
-    }
-    finish.add_others();
-    if (work.squares_in) {
-      cuda::barrier_wait(barriers.scales_ready(), 0);
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        const float scale = scales[finish.token(n)];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) finish.values[n][j] *= scale;
+  Q4Walk walk(work);
+  for (bool more = true; more;) {
+    more = walk.next();
+    if (more) {
+      float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
+      const int stages = (walk.count + Shape::TILES - 1) / Shape::TILES;
+      Q4Ring<Shape::STAGES> at = start;
+      int i = (index ^ stage_parity) & 1;
+      at.advance(i);
+      for (; i < stages; i += 2) {
+        cuda::barrier_wait(barriers.panel(at.stage), at.parity);
+        cuda::barrier_wait(barriers.weights(at.stage), at.parity);
+        q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
+                             min(Shape::TILES, walk.count - i * Shape::TILES), lane, acc);
+        __syncwarp();
+        if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
+        at.advance(2);
+      }
+      start.advance(stages);
+      index += stages;
+      q4_bring<Shape>(meet, warp, lane, acc);
+      if constexpr (!Shape::all_finish) {
+        q4_finish_at_once<Shape>(work, walk, shares[1], meet, scales, barriers, warp, lane);
+      } else {
+        cuda::block_barrier<2>(Shape::consumers * 32);
       }
     }
-    if (work.gated) {
-      finish.store_gated();
-    } else {
-      finish.store_plain();
+    if constexpr (Shape::all_finish) {
+      // A row block that is all this block's is finished now, by all warps; parts of others are sent now and finished
+      // last, by half of the warps each, so that nobody waits long.
+      constexpr int half = Shape::consumers / 2;
+      const bool sends = more && walk.shared();
+      const Q4Share* share = nullptr;
+      if (!more) {
+        cuda::barrier_wait(barriers.plan_ready(), 0);
+        share = &shares[warp / half];
+        if (share->count == 0) break;
+      }
+      if (!sends && work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
+      const int row_block = share ? share->row_block : walk.row_block;
+      const int first = share ? share->mine + warp % half * share->count : warp,
+                stride = share ? half * share->count : Shape::consumers;
+#pragma unroll 1
+      for (int token = cuda::opaque(first); token < work.tokens; token += stride) {
+        Q4Finish<Shape> finish{.work = work, .row_block = row_block, .token = token, .lane = cuda::opaque(lane)};
+        if (sends) {
+          finish.read_sums(meet);
+          finish.send(walk.k == 0);
+          continue;
+        }
+        finish.prepare();
+        if (share) {
+#pragma unroll
+          for (float& value : finish.values) value = -0.0f;  // -0 + x is x, whatever x
+          finish.add_parts(*share, 0);
+        } else {
+          finish.read_sums(meet);
+        }
+        finish.store(scales);
+      }
     }
+  }
+}
+
+// The row blocks that this block shares with others: of its first segment, and of its last where it begins one.
+__device__ __forceinline__ void q4_few_plan(const Q4Work& work, Q4Share (&shares)[2]) {
+  shares[0].count = shares[1].count = 0;
+  const UnitSplit split = split_of(work);
+  for (Q4Walk walk(work); walk.next();) {
+    if (!walk.shared()) continue;
+    const int first = split.first_block(walk.row_block), last = split.last_block(walk.row_block);
+    shares[walk.k == 0] = {walk.row_block, first, last - first + 1, static_cast<int>(blockIdx.x) - first};
   }
 }
 
@@ -593,6 +641,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
       cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
     }
     cuda::barrier_init(barriers.scales_ready(), 1);
+    cuda::barrier_init(barriers.plan_ready(), 1);
     cuda::barrier_init_done();
   }
   __syncthreads();
@@ -609,7 +658,13 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   } else if (role == 1) {
     cuda::wait_for_predecessors();
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
-  } else if (role == 2 && work.squares_in) {
+  } else if (role == 2) {
+    if (lane == 0) {
+      q4_few_plan(work, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset));
+      cuda::barrier_arrive(barriers.plan_ready());
+    }
+    __syncwarp();
+    if (!work.squares_in) return;
     cuda::wait_for_predecessors();
     q4_input_scales<Shape::NT>(work, lane, reinterpret_cast<float*>(memory + Shape::scales_offset));
     __syncwarp();

@@ -45,7 +45,6 @@ struct alignas(16) Q4Work {
 };
 
 constexpr int q4_row_block = 16;                  // strips that a block works on at a time
-constexpr int q4_finishers = 8;                   // warps that finish a row block
 constexpr std::uint32_t q4_absent = 0xffffffffu;  // a NaN that arithmetic does not make
 
 struct Q4Strip {
