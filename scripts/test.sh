@@ -14,7 +14,8 @@ scripts/setup_client_venv.sh build/client-venv || exit 1
 
 say "build"
 ninja -C build -j"$jobs" --quiet || exit 1
-if [ -x build/kit/bin/cuobjdump ] && ninja -C build -t targets all | grep -q '^src/ops/libsplash_ops_cuda.a:'; then
+# Not grep -q: it would leave at the first match, and with pipefail a ninja that still writes counts as a failure.
+if [ -x build/kit/bin/cuobjdump ] && ninja -C build -t targets all | grep '^src/ops/libsplash_ops_cuda.a:' > /dev/null; then
   say "registers of the CUDA kernels (a test fails where a hot one spills)"
   bench/cuda/resources.sh build/kit/bin/cuobjdump build/src/ops/libsplash_ops_cuda.a | tee build/cuda-registers.txt
 else

@@ -40,6 +40,7 @@ struct Q4FewShape {
   static constexpr int STRIPS = 4;  // of a warp
   static constexpr int TILES = 4;   // of each strip in a stage
   static constexpr int row_block = q4_row_block;
+  static constexpr bool all_finish = NT > 1;  // shared row blocks; else the block in which one begins (0020)
   static_assert(WARPS * STRIPS == row_block);
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int quarters = 4 / SIDES;  // of a warp
@@ -55,11 +56,10 @@ struct Q4FewShape {
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
   static constexpr int shares_offset = work_offset + sizeof(Q4Work);
-  static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
-  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
+  static constexpr int barriers_offset = shares_offset + (all_finish ? 2 * sizeof(Q4Share) : 0);
+  static constexpr int scales_offset = barriers_offset + STAGES * 24 + (all_finish ? 16 : 8);
   static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static_assert(shared_bytes <= 227 * 1024);
-  static constexpr bool all_finish = NT > 1;  // shared row blocks; else the block in which one begins (0020)
   static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block: two parts of row blocks
 };
 
@@ -276,6 +276,8 @@ struct Q4Finish {
   float before[8];  // what the results are added to, read before anything is waited for
   float values[8];
 
+  // Eight warps finish at once, whether there are as many tokens or not.
+  __device__ __forceinline__ bool exists() const { return Shape::all_finish || token < work.tokens; }
   __device__ __forceinline__ float* row_at() const { return matrix->out + token * matrix->out_stride + column; }
   static __device__ __forceinline__ bool vectors_at(const float* at) {
     return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
@@ -290,8 +292,9 @@ struct Q4Finish {
     float part[Shape::meets][8];
 #pragma unroll
     for (int m = 0; m < Shape::meets; ++m) {
-      const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + token / 8) * Shape::block_floats +
-                                                       lane * Shape::line_floats + token % 8 * 8);
+      const int eight = Shape::NT == 1 ? 0 : token / 8;
+      const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + eight) * Shape::block_floats +
+                                                       lane * Shape::line_floats + (token - eight * 8) * 8);
       take(at[0], at[1], part[m]);
     }
 #pragma unroll
@@ -314,7 +317,7 @@ struct Q4Finish {
   __device__ __forceinline__ void read_ahead() {
 #pragma unroll
     for (int i = 0; i < 8; ++i) before[i] = 0;
-    if (valid <= 0 || !matrix->accumulate) return;
+    if (valid <= 0 || !matrix->accumulate || !exists()) return;
     const float* at = row_at();
     if (valid == 8 && vectors_at(at)) {
       take(__ldcg(reinterpret_cast<const float4*>(at)), __ldcg(reinterpret_cast<const float4*>(at) + 1), before);
@@ -329,10 +332,11 @@ struct Q4Finish {
   // The parts of a row block that several blocks worked on. A word of the exchange that nobody has written holds
   // `q4_absent`, a NaN that no sum has (arithmetic makes another one): so the words carry their own flags. Whoever
   // finishes the token polls the words, adds them in block order and leaves `q4_absent`. All blocks are resident at
-  // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends. Of a
-  // block's two parts the second is of the row block that begins in it.
+  // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends.
+  // Where all blocks finish, a block has two parts, the second of the row block that begins in it; else one.
   __device__ __forceinline__ uint4* part_of(int block, bool begins) const {
-    return work.sums + ((static_cast<std::int64_t>(block) * 2 + begins) * (Shape::NT * 8) + token) * 64 + lane;
+    const std::int64_t part = Shape::all_finish ? static_cast<std::int64_t>(block) * 2 + begins : block;
+    return work.sums + (part * (Shape::NT * 8) + token) * 64 + lane;
   }
   __device__ __forceinline__ void send(bool begins) const {
     uint4* to = part_of(blockIdx.x, begins);
@@ -340,26 +344,30 @@ struct Q4Finish {
       const std::uint32_t bits = __float_as_uint(value);
       return bits == q4_absent ? 0x7fffffffu : bits;
     };
-    cuda::store_volatile(to, make_uint4(word(values[0]), word(values[1]), word(values[2]), word(values[3])));
-    cuda::store_volatile(to + 32, make_uint4(word(values[4]), word(values[5]), word(values[6]), word(values[7])));
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const float* from = &values[v * 4];
+      cuda::store_volatile(to + v * 32, make_uint4(word(from[0]), word(from[1]), word(from[2]), word(from[3])));
+    }
   }
-  // Adds parts number `next` on to `values`.
-  __device__ __forceinline__ void add_parts(const Q4Share& share, int next) {
+  // Adds parts number `next` on to `values`; `at(i)`: where number i lies. `count` is read where it is used: no register.
+  template <class At>
+  __device__ __forceinline__ void add_parts(int next, const int& count, At&& at) {
     constexpr int together = 7;  // read at once
-    for (; next < share.count; next += together) {
+    for (; next < count; next += together) {
       uint4 got[together][2] = {};
 #pragma unroll
       for (int p = 0; p < together; ++p) {
-        // Where all blocks read at once, no more than the L2 must deliver; where one does, without branches.
-        if (Shape::all_finish && next + p >= share.count) break;
-        const int part = min(next + p, share.count - 1);
-        uint4* from = part_of(share.first + part, part == 0);
+        // Where all blocks read at once, no more than the L2 must deliver. Else whether needed or not: what only some
+        // paths set, the compiler keeps registers for everywhere.
+        if (Shape::all_finish && next + p >= count) break;
+        uint4* from = at(min(next + p, count - 1));
         got[p][0] = cuda::load_volatile(from), got[p][1] = cuda::load_volatile(from + 32);
       }
 #pragma unroll
       for (int p = 0; p < together; ++p) {
-        if (next + p >= share.count) break;
-        uint4* from = part_of(share.first + next + p, next + p == 0);
+        if (next + p >= count) break;
+        uint4* from = at(next + p);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           uint4& word = got[p][v];
@@ -376,7 +384,7 @@ struct Q4Finish {
   }
 
   __device__ __forceinline__ void store_plain() {
-    const bool mine = valid > 0;
+    const bool mine = valid > 0 && exists();
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -421,7 +429,7 @@ struct Q4Finish {
       const float gate = second ? other : mine, up = second ? mine : other;
       out[i] = gate / (1.0f + __expf(-gate)) * up;
     }
-    if (valid <= 0) return;
+    if (valid <= 0 || !exists()) return;
     if (work.matrices[0].out) {
       float* to = work.matrices[0].out + token * work.matrices[0].out_stride + column + second * 4;
 #pragma unroll
@@ -431,19 +439,17 @@ struct Q4Finish {
     }
     cuda::store_half_line(work.gated_panel, token, column + second * 4, out);
   }
-  // What needs no sums.
-  __device__ __forceinline__ void prepare() {
-    find_line();
-    read_ahead();
-  }
   __device__ __forceinline__ void store(const float* scales) {
     if (work.squares_in) {
       const float scale = scales[token];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] *= scale;
     }
-    if (work.gated) return store_gated();
-    store_plain();
+    if (work.gated) {
+      store_gated();
+    } else {
+      store_plain();
+    }
   }
 };
 
@@ -507,30 +513,34 @@ __device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int plac
   }
 }
 
-// The end of a segment of 8 tokens: eight warps send their token's part, or finish it where the row block begins in this
-// block, which does its share of it last and so seldom waits for the others; the other warps go on.
+// The end of a segment of 8 tokens: eight warps finish a token each if the row block begins in this block, which does its
+// share of it last and so seldom waits for the others; else they send it. The other warps go on.
 template <class Shape>
-__device__ __forceinline__ void q4_finish_at_once(const Q4Work& work, const Q4Walk& walk, const Q4Share& share,
-                                                  const float* meet, const float* scales,
-                                                  const Q4Barriers<Shape>& barriers, int warp, int lane) {
+__device__ __forceinline__ void q4_finish_at_once(const Q4Work& work, const Q4Walk& walk, const float* meet,
+                                                  const float* scales, const Q4Barriers<Shape>& barriers, int warp,
+                                                  int lane) {
   constexpr int finishers = 8;
   if (warp >= finishers) {
     __syncwarp();
     cuda::block_barrier_arrive<2>(Shape::consumers * 32);
     return;
   }
-  const bool begins = walk.k == 0;
   Q4Finish<Shape> finish{
       .work = work, .row_block = walk.row_block, .token = cuda::opaque(warp), .lane = cuda::opaque(lane)};
-  const bool mine = finish.token < work.tokens;
-  if (begins && mine) finish.prepare();
+  const bool begins = walk.k == 0;
+  if (begins) {
+    finish.find_line();
+    finish.read_ahead();
+  }
   cuda::block_barrier<2>(Shape::consumers * 32);
-  if (!mine) return;
   finish.read_sums(meet);
-  if (!begins) return finish.send(false);
+  if (!begins) {
+    finish.send(false);
+    return;
+  }
   if (walk.shared()) {
-    cuda::barrier_wait(barriers.plan_ready(), 0);
-    finish.add_parts(share, 1);
+    finish.add_parts(static_cast<int>(blockIdx.x) + 1, split_of(work).last_block(walk.row_block) + 1,
+                     [&](int block) { return finish.part_of(block, false); });
   }
   if (work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
   finish.store(scales);
@@ -544,70 +554,76 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
   const int stage_parity = Shape::SIDES == 4 ? side >> 1 : side;
   const float* scales = reinterpret_cast<const float*>(memory + Shape::scales_offset);
   auto* meet = reinterpret_cast<float*>(memory + Shape::meet_offset);
-  const auto* shares = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset);
   cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
   Q4Ring<Shape::STAGES> start;    // of the next segment
   int index = 0;                  // of its first stage
+  const auto take_segment = [&](int count, float(&acc)[Shape::quarters][Shape::STRIPS][NT * 4]) {
+    const int stages = (count + Shape::TILES - 1) / Shape::TILES;
+    Q4Ring<Shape::STAGES> at = start;
+    int i = (index ^ stage_parity) & 1;
+    at.advance(i);
+    for (; i < stages; i += 2) {
+      cuda::barrier_wait(barriers.panel(at.stage), at.parity);
+      cuda::barrier_wait(barriers.weights(at.stage), at.parity);
+      q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
+                           min(Shape::TILES, count - i * Shape::TILES), lane, acc);
+      __syncwarp();
+      if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
+      at.advance(2);
+    }
+    start.advance(stages);
+    index += stages;
+    q4_bring<Shape>(meet, warp, lane, acc);
+  };
   Q4Walk walk(work);
+  if constexpr (!Shape::all_finish) {
+    while (walk.next()) {
+      float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
+      take_segment(walk.count, acc);
+      q4_finish_at_once<Shape>(work, walk, meet, scales, barriers, warp, lane);
+    }
+    return;
+  }
+  // A row block that is all this block's is finished where it ends, by all warps; parts of others are sent there and
+  // finished last, by half of the warps each, so that nobody waits long.
+  const auto* shares = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset);
+  constexpr int half = Shape::consumers / 2;
   for (bool more = true; more;) {
     more = walk.next();
     if (more) {
       float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
-      const int stages = (walk.count + Shape::TILES - 1) / Shape::TILES;
-      Q4Ring<Shape::STAGES> at = start;
-      int i = (index ^ stage_parity) & 1;
-      at.advance(i);
-      for (; i < stages; i += 2) {
-        cuda::barrier_wait(barriers.panel(at.stage), at.parity);
-        cuda::barrier_wait(barriers.weights(at.stage), at.parity);
-        q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
-                             min(Shape::TILES, walk.count - i * Shape::TILES), lane, acc);
-        __syncwarp();
-        if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
-        at.advance(2);
-      }
-      start.advance(stages);
-      index += stages;
-      q4_bring<Shape>(meet, warp, lane, acc);
-      if constexpr (!Shape::all_finish) {
-        q4_finish_at_once<Shape>(work, walk, shares[1], meet, scales, barriers, warp, lane);
-      } else {
-        cuda::block_barrier<2>(Shape::consumers * 32);
-      }
+      take_segment(walk.count, acc);
+      cuda::block_barrier<2>(Shape::consumers * 32);
     }
-    if constexpr (Shape::all_finish) {
-      // A row block that is all this block's is finished now, by all warps; parts of others are sent now and finished
-      // last, by half of the warps each, so that nobody waits long.
-      constexpr int half = Shape::consumers / 2;
-      const bool sends = more && walk.shared();
-      const Q4Share* share = nullptr;
-      if (!more) {
-        cuda::barrier_wait(barriers.plan_ready(), 0);
-        share = &shares[warp / half];
-        if (share->count == 0) break;
-      }
-      if (!sends && work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
-      const int row_block = share ? share->row_block : walk.row_block;
-      const int first = share ? share->mine + warp % half * share->count : warp,
-                stride = share ? half * share->count : Shape::consumers;
+    const bool sends = more && walk.shared();
+    const Q4Share* share = nullptr;
+    if (!more) {
+      cuda::barrier_wait(barriers.plan_ready(), 0);
+      share = &shares[warp / half];
+      if (share->count == 0) break;
+    }
+    if (!sends && work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
+    const int row_block = share ? share->row_block : walk.row_block;
+    const int first = share ? share->mine + warp % half * share->count : warp,
+              stride = share ? half * share->count : Shape::consumers;
 #pragma unroll 1
-      for (int token = cuda::opaque(first); token < work.tokens; token += stride) {
-        Q4Finish<Shape> finish{.work = work, .row_block = row_block, .token = token, .lane = cuda::opaque(lane)};
-        if (sends) {
-          finish.read_sums(meet);
-          finish.send(walk.k == 0);
-          continue;
-        }
-        finish.prepare();
-        if (share) {
-#pragma unroll
-          for (float& value : finish.values) value = -0.0f;  // -0 + x is x, whatever x
-          finish.add_parts(*share, 0);
-        } else {
-          finish.read_sums(meet);
-        }
-        finish.store(scales);
+    for (int token = cuda::opaque(first); token < work.tokens; token += stride) {
+      Q4Finish<Shape> finish{.work = work, .row_block = row_block, .token = token, .lane = cuda::opaque(lane)};
+      if (sends) {
+        finish.read_sums(meet);
+        finish.send(walk.k == 0);
+        continue;
       }
+      finish.find_line();
+      finish.read_ahead();
+      if (share) {
+#pragma unroll
+        for (float& value : finish.values) value = -0.0f;  // -0 + x is x, whatever x
+        finish.add_parts(0, share->count, [&](int part) { return finish.part_of(share->first + part, part == 0); });
+      } else {
+        finish.read_sums(meet);
+      }
+      finish.store(scales);
     }
   }
 }
@@ -641,7 +657,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
       cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
     }
     cuda::barrier_init(barriers.scales_ready(), 1);
-    cuda::barrier_init(barriers.plan_ready(), 1);
+    if (Shape::all_finish) cuda::barrier_init(barriers.plan_ready(), 1);
     cuda::barrier_init_done();
   }
   __syncthreads();
@@ -658,13 +674,15 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   } else if (role == 1) {
     cuda::wait_for_predecessors();
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
-  } else if (role == 2) {
-    if (lane == 0) {
-      q4_few_plan(work, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset));
-      cuda::barrier_arrive(barriers.plan_ready());
+  } else if (role == 2 && (Shape::all_finish || work.squares_in)) {
+    if constexpr (Shape::all_finish) {
+      if (lane == 0) {
+        q4_few_plan(work, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset));
+        cuda::barrier_arrive(barriers.plan_ready());
+      }
+      __syncwarp();
+      if (!work.squares_in) return;
     }
-    __syncwarp();
-    if (!work.squares_in) return;
     cuda::wait_for_predecessors();
     q4_input_scales<Shape::NT>(work, lane, reinterpret_cast<float*>(memory + Shape::scales_offset));
     __syncwarp();
