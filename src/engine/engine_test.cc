@@ -649,41 +649,24 @@ TEST(Engine, CountersAddUp) {
   EXPECT_EQ(counters.pages_cached, 5u) << "150 tokens, the last of them never run";
 }
 
-// What the engine takes between two steps stands between every two tokens of a lane: the target is 50 us.
-TEST(Engine, BetweenTwoStepsItTakesMicroseconds) {
-  model::FakeOptions options = Rig::roomy();
-  options.facts.lanes = link::max_lanes;
-  options.acceptance = 0;
-  const SteadyClock clock;
-  model::FakeModel model(options);
-  cache::MemoryPlan plan;
-  plan.context = options.facts.max_context;
-  Engine engine(model, plan, {}, clock);
-  double fastest = 1e9;  // of five rounds: the others met something else on the machine
-  for (int round = 0; round < 5; ++round) {
-    const std::uint64_t before = engine.counters().between_steps, us_before = engine.counters().between_steps_us;
-    for (int lane = 0; lane < link::max_lanes; ++lane) {
-      link::Submit submit;
-      submit.id = static_cast<link::RequestId>(round * link::max_lanes + lane + 1);
-      submit.prompt = counting(2000 + lane, lane);
-      submit.max_tokens = 200;
-      submit.sampling.temperature = 0.0f;
-      submit.sink = [](const link::Event&) {};
-      engine.post(std::move(submit));
-    }
-    while (engine.tick(clock.now())) {
-    }
-    const std::uint64_t steps = engine.counters().between_steps - before;
-    ASSERT_GE(steps, 150u);
-    EXPECT_LT(steps, engine.counters().steps);
-    fastest = std::min(fastest, static_cast<double>(engine.counters().between_steps_us - us_before) / static_cast<double>(steps));
+// What the engine takes between two steps stands between every two tokens of a lane, so it is counted; what it waits for
+// work is not. (`splash bench serve` reports it: the target is 50 us.)
+TEST(Engine, TimeBetweenStepsIsCountedAndIdleTimeIsNot) {
+  using std::chrono::microseconds;
+  Rig rig;
+  std::uint64_t steps = 0, apart = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (int lane = 0; lane < 4; ++lane) rig.post(rig.request(counting(40, lane), 30));
+    while (rig.engine->tick(rig.clock.now())) rig.clock.advance(microseconds(30));
+    rig.clock.advance(std::chrono::seconds(2));  // nobody asks for anything
+    rig.engine->tick(rig.clock.now());
+    const Counters& counted = rig.engine->counters();
+    const std::uint64_t of_round = counted.steps - steps;
+    EXPECT_GT(of_round, 3u);
+    EXPECT_EQ(counted.between_steps - apart, of_round - 1);
+    EXPECT_EQ(counted.between_steps_us, 30 * counted.between_steps);
+    steps = counted.steps, apart = counted.between_steps;
   }
-  std::printf("between two steps of %d lanes: %.1f us\n", link::max_lanes, fastest);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  EXPECT_LT(fastest, 1000);
-#else
-  EXPECT_LT(fastest, 50);
-#endif
 }
 
 }  // namespace
