@@ -1,6 +1,6 @@
 // 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
 //
-// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
+// One block on every multiprocessor. Two weight warps and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
 // inputs) by bulk copies, a warp adds up the input norm, the others multiply: weights are operand A of the matrix unit,
 // tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
@@ -60,7 +60,7 @@ struct Q4FewShape {
   static constexpr int scales_offset = barriers_offset + STAGES * 24 + (all_finish ? 16 : 8);
   static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static_assert(shared_bytes <= 227 * 1024);
-  static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block: two parts of row blocks
+  static constexpr std::size_t part_bytes = std::size_t{all_finish ? 2 : 1} * NT * 8 * 1024;  // per block (part_of)
 };
 
 __device__ __forceinline__ UnitSplit split_of(const Q4Work& work) {
