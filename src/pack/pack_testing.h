@@ -1,4 +1,4 @@
-// Helpers of the tests of this folder: fixtures, temporary folders, and safetensors made by hand.
+// Helpers of the tests of this folder: temporary folders, and safetensors made by hand.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,14 +12,10 @@
 #include <vector>
 
 #include "base/result.h"
+#include "pack/fixture_testing.h"
 #include "pack/safetensors.h"
 
 namespace splash::pack {
-
-inline std::filesystem::path fixture(std::string_view name) {
-  const char* shared = std::getenv("SPLASH_SHARED");
-  return std::filesystem::path(shared != nullptr ? shared : "../shared") / "fixtures" / name;
-}
 
 // A fresh folder that is removed at the end of the test.
 class TemporaryFolder {

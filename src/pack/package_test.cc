@@ -23,12 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// One pack of the fixtures for the whole suite; tests that change it take a copy.
+// One pack of the fixtures for the whole suite, made by its first test; tests that change it take a copy.
 class PackTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() {
+  void SetUp() override {
+    const fs::path target = fixture("dense"), draft = fixture("dense-draft");
+    if (folder_ != nullptr) return;
     folder_ = new TemporaryFolder;
-    ASSERT_OK(pack_folder(fixture("dense"), *folder_ / "pack", {.draft = fixture("dense-draft")}));
+    ASSERT_OK(pack_folder(target, pack(), {.draft = draft}));
   }
   static void TearDownTestSuite() {
     delete folder_;

@@ -6,6 +6,7 @@
 #include <boost/json/serialize.hpp>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -15,6 +16,7 @@
 #include "http/guard.h"
 #include "http/target.h"
 #include "pack/config.h"
+#include "pack/fixture_testing.h"
 #include "pack/manifest.h"
 #include "pack/safetensors.h"
 #include "text/chat_template.h"
@@ -29,12 +31,16 @@ namespace {
 
 namespace json = boost::json;
 
-std::string source_file(const std::string& name) {
-  const char* source = std::getenv("SPLASH_SOURCE");
-  std::ifstream stream(std::string(source ? source : ".") + "/" + name, std::ios::binary);
+std::string content_of(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
   std::string content(std::istreambuf_iterator<char>(stream), {});
-  EXPECT_FALSE(content.empty()) << name;
+  EXPECT_FALSE(content.empty()) << file;
   return content;
+}
+
+std::filesystem::path in_source(std::string_view name) {
+  const char* source = std::getenv("SPLASH_SOURCE");
+  return std::filesystem::path(source ? source : ".") / name;
 }
 
 bool is_utf8(const std::string& text) {
@@ -61,7 +67,7 @@ struct Tally {
 };
 
 TEST(Fuzz, Manifest) {
-  fuzz::Mutator inputs({source_file("models/tiny/manifest.json")},
+  fuzz::Mutator inputs({content_of(in_source("models/tiny/manifest.json"))},
                        fuzz::with_json_words({"\"offset\"", "\"bytes\"", "\"sha256\"", "\"path\"", "\"sections\"", "64", "4096"}), 1);
   Tally tally;
   for (int i = 0; i < 300; ++i) {
@@ -101,8 +107,8 @@ TEST(Fuzz, Safetensors) {
 }
 
 TEST(Fuzz, ModelConfigs) {
-  const std::string target = source_file("../shared/fixtures/dense/config.json"), mlx = source_file("../shared/fixtures/dense-mlx4/config.json"),
-                    draft = source_file("../shared/fixtures/dense-draft/config.json");
+  const std::string target = content_of(fixture("dense") / "config.json"), mlx = content_of(fixture("dense-mlx4") / "config.json"),
+                    draft = content_of(fixture("dense-draft") / "config.json");
   fuzz::Mutator inputs({target, mlx, draft}, fuzz::with_json_words({"\"hidden_size\"", "\"num_hidden_layers\"", "\"layer_types\"", "\"rope_parameters\"",
                                                                   "\"full_attention\"", "65536", "\"quantization\"", "\"block_size\""}), 3);
   Tally targets, drafts;

@@ -11,6 +11,7 @@
 
 #include "backend/cpu/isa.h"
 #include "models/registry.h"
+#include "pack/fixture_testing.h"
 #include "pack/safetensors.h"
 #include "support/random_model.h"
 

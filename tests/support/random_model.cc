@@ -243,9 +243,4 @@ TemporaryFolder::~TemporaryFolder() {
   fs::remove_all(path_, code);
 }
 
-fs::path fixture(std::string_view name) {
-  const char* shared = std::getenv("SPLASH_SHARED");
-  return fs::path(shared != nullptr ? shared : "../shared") / "fixtures" / name;
-}
-
 }  // namespace splash::test

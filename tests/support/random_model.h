@@ -60,9 +60,6 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-// A fixture of ../shared/fixtures.
-std::filesystem::path fixture(std::string_view name);
-
 // Packs a source folder (and a draft) into `folder` and opens it; CHECKs on an error.
 std::shared_ptr<const pack::Package> packed(const std::filesystem::path& source,
                                             const std::filesystem::path& destination, const pack::PackOptions& options);
