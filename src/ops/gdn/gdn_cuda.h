@@ -4,7 +4,7 @@
 // What a lane's earlier passes left (state, tape, history, kept) and the tables are read, and the kept rows folded in,
 // while the kernels before this one still run. So between the kernel or copy that wrote them and this one lies a copy,
 // a graph's beginning or end, or some kernels that wait for it; two passes of one lane's layer never follow each other
-// directly.
+// directly. A lane's state, conv and tape begin at multiples of 16 bytes.
 #pragma once
 
 #include "ops/gdn/gdn.h"

@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(state_threads) gdn_fold_kernel(const __grid_co
   const int kept = *lane.kept;
   if (kept == 0) return;
   const int value_head = blockIdx.x / 2, side = blockIdx.x % 2, group = g.value_heads / g.key_heads;
-  const int key_head = value_head / group, part = threadIdx.x % 8;
-  const int column = side * half + static_cast<int>(threadIdx.x) / 32 * 8 + threadIdx.x % 32 / 8 * 2;
+  const int key_head = value_head / group, part = part_of(threadIdx.x);
+  const int column = side * half + first_column_of(threadIdx.x);
   Keys s[2];
   load_columns(lane, value_head, side, threadIdx.x, s);
   fold_kept(g, lane, kept, value_head, key_head, part, column, s);

@@ -122,10 +122,7 @@ __global__ void __launch_bounds__(prepare_threads)
     *reinterpret_cast<float4*>(to.q + at) = q;
     *reinterpret_cast<float4*>(to.k + at) = k;
     if (lane_id == 0) key_query[r] = kq;
-    if (to_tape) {  // a tape row need not be aligned to 16 bytes
-      float* tape = tape_at(r).k + head * dim + lane_id * 4;
-      tape[0] = k.x, tape[1] = k.y, tape[2] = k.z, tape[3] = k.w;
-    }
+    if (to_tape) *reinterpret_cast<float4*>(tape_at(r).k + head * dim + lane_id * 4) = k;
   }
   __syncthreads();
   const int group = g.value_heads / g.key_heads, r = threadIdx.x % batch, of_group = threadIdx.x / batch;
@@ -218,12 +215,12 @@ __global__ void __launch_bounds__(recur_threads, 3)
     return;
   }
   const GdnLane lane = args.tables.lanes[segment.lane];
-  const int part = lane_id % 8, in_block = warp * 8 + lane_id / 8 * 2;  // the first of two columns
+  const int part = part_of(threadIdx.x), in_block = first_column_of(threadIdx.x);  // the first of two columns
   const int column = column_block * columns + in_block, own = in_block + part % 2;
-  const int in_half = column % half, state_thread = in_half / 8 * 32 + in_half % 8 / 2 * 8 + part;
+  const int of_state = state_thread(column % half, part);
   Keys s[2];
   // The state and the tape are older than this pass (gdn_cuda.h): read while the predecessor still runs.
-  load_columns(lane, value_head, column / half, state_thread, s);
+  load_columns(lane, value_head, column / half, of_state, s);
   const int kept = portable ? 0 : *lane.kept;
   const bool verify = portable && segment.mode == static_cast<int>(GdnMode::verify);
   fold_kept(g, lane, kept, value_head, key_head, part, column, s);
@@ -267,7 +264,7 @@ __global__ void __launch_bounds__(recur_threads, 3)
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float(&from)[4] = s[j / 4][j % 4];
-    *state_at(lane, value_head, column / half, j, state_thread) = make_float4(from[0], from[1], from[2], from[3]);
+    *state_at(lane, value_head, column / half, j, of_state) = make_float4(from[0], from[1], from[2], from[3]);
   }
   // The last three inputs of this block's channels: its values, and where it is the first of its key head's group q and
   // k.
