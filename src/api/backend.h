@@ -33,7 +33,12 @@ struct EngineStatus {
   std::vector<double> step_bounds_ms;
   std::vector<std::uint64_t> step_counts, decode_step_counts;
   double step_sum_ms = 0, decode_step_sum_ms = 0;
-  std::uint64_t between_steps = 0, between_steps_us = 0;
+  // As engine/counters.h has them.
+  struct Spent {
+    std::uint64_t count = 0, us = 0;
+    double mean_us() const { return count == 0 ? 0.0 : static_cast<double>(us) / static_cast<double>(count); }
+  };
+  Spent between_steps, turnovers, admission, filing;
 };
 
 // Where a request states nothing, this holds: generation_config.json over the family's usual values.

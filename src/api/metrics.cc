@@ -113,9 +113,15 @@ void add_engine(const EngineStatus& status, std::vector<MetricFamily>& out) {
                                status.step_sum_ms));
   out.push_back(step_histogram("decode_step_seconds", "Duration of a step without prompt rows", status.step_bounds_ms,
                                status.decode_step_counts, status.decode_step_sum_ms));
-  out.push_back(counter("between_steps_total", "Steps that followed another at once", status.between_steps));
-  out.push_back(counter("between_steps_microseconds_total", "From a step's results to the step that followed at once",
-                        status.between_steps_us));
+  const auto spent = [&](const std::string& name, const std::string& what, const EngineStatus::Spent& on) {
+    out.push_back(counter(name + "_total", what, on.count));
+    out.push_back(counter(name + "_microseconds_total", what + ": the time that took", on.us));
+  };
+  spent("between_steps", "From a step's results to the step of the same requests that followed at once",
+        status.between_steps);
+  spent("turnovers", "The same where a request came or went or a state was filed in between", status.turnovers);
+  spent("admissions", "Requests given a lane", status.admission);
+  spent("filings", "States filed in the prefix cache", status.filing);
 }
 
 }  // namespace

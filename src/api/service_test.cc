@@ -437,7 +437,8 @@ TEST_F(ServiceTest, Metrics) {
         "splash_draft_proposed_tokens_total 0", "splash_prompt_tokens_total 0", "splash_cached_tokens_total 0",
         "splash_requests_total{status=\"200\"} 1", "splash_requests_running 0", "splash_requests_queued 0",
         "splash_pages{use=\"free\"} 0", "splash_step_seconds_bucket{le=\"+Inf\"} 6",
-        "splash_between_steps_total 0", "splash_http_ttft_seconds_count 1"})
+        "splash_between_steps_total 0", "splash_turnovers_microseconds_total 0", "splash_admissions_total 0",
+        "splash_filings_microseconds_total 0", "splash_http_ttft_seconds_count 1"})
     EXPECT_THAT(reply.body, HasSubstr(line));
 }
 

@@ -218,6 +218,7 @@ int run_serve_bench(const ServeBenchOptions& options) {
     return 1;
   };
   spdlog::set_level(spdlog::level::warn);
+  const TimePoint started = steady_clock::now();
   auto server = http::Server::bind({.port = 0});
   if (!server) return complain(server.error());
   auto runtime = Runtime::open(options.model, [](const std::string&) {}, stop.flag());
@@ -229,6 +230,7 @@ int run_serve_bench(const ServeBenchOptions& options) {
   auto serving = Serving::open(std::move(*server), std::move(*runtime), std::move(backend));
   if (!serving) return complain(serving.error());
 
+  const double ready_s = seconds_between(started, steady_clock::now());
   const int port = (*serving)->port();
   std::vector<std::vector<Turn>> results(options.clients);
   std::vector<std::thread> clients;
@@ -240,8 +242,12 @@ int run_serve_bench(const ServeBenchOptions& options) {
   for (auto& result : results) turns.insert(turns.end(), result.begin(), result.end());
   json::object numbers = summary(turns, wall_s);
   const api::EngineStatus counted = status();
-  const double between_us = static_cast<double>(counted.between_steps_us) / std::max<double>(1, counted.between_steps);
-  numbers["between_steps_us"] = between_us;
+  numbers["ready_s"] = ready_s;
+  numbers["between_steps_us"] = counted.between_steps.mean_us();
+  numbers["turnover_us"] = counted.turnovers.mean_us();
+  numbers["admission_us"] = counted.admission.mean_us();
+  numbers["filing_us"] = counted.filing.mean_us();
+  numbers["between_steps"] = counted.between_steps.count, numbers["turnovers"] = counted.turnovers.count;
   const bool failed = !numbers.at("errors").as_array().empty();
   if (options.as_json) {
     numbers["model"] = name, numbers["device"] = device, numbers["clients"] = options.clients, numbers["lanes"] = lanes;
@@ -251,13 +257,15 @@ int run_serve_bench(const ServeBenchOptions& options) {
   const auto number = [&](const char* key) { return numbers.at(key).to_number<double>(); };
   fmt::print(
       "{} · {} · {} clients on {} lanes, {} turns of {} tokens\n"
+      "  ready after {:.2f} s\n"
       "  first token  {:.3f} s cold, {:.3f} s in later turns (medians)\n"
       "  a stream     {:.1f} tokens/s (median), {:.2f} tokens/step\n"
       "  all streams  {:.1f} tokens/s; {:.0f} of {:.0f} prompt tokens came from the cache\n"
-      "  between two steps the engine takes {:.1f} us (mean)\n",
-      name, device, options.clients, lanes, options.turns, options.tokens, number("ttft_cold_s"),
+      "  between two steps the engine takes {:.1f} us, {:.1f} where requests come and go (admission {:.1f}, filing {:.1f}; means)\n",
+      name, device, options.clients, lanes, options.turns, options.tokens, ready_s, number("ttft_cold_s"),
       number("ttft_cached_s"), number("stream_tokens_per_s"), number("tokens_per_step"), number("total_tokens_per_s"),
-      number("cached_tokens"), number("prompt_tokens"), between_us);
+      number("cached_tokens"), number("prompt_tokens"), number("between_steps_us"), number("turnover_us"), number("admission_us"),
+      number("filing_us"));
   for (const json::value& error : numbers.at("errors").as_array())
     fmt::print("  error: {}\n", std::string(error.as_string()));
   return failed;

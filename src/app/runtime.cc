@@ -275,7 +275,9 @@ api::EngineStatus status_of(const engine::Counters& counters) {
   out.step_bounds_ms.assign(engine::step_bounds_ms.begin(), engine::step_bounds_ms.end());
   out.step_counts.assign(counters.step_ms.buckets.begin(), counters.step_ms.buckets.end());
   out.decode_step_counts.assign(counters.decode_step_ms.buckets.begin(), counters.decode_step_ms.buckets.end());
-  out.between_steps = counters.between_steps, out.between_steps_us = counters.between_steps_us;
+  const auto spent = [](const engine::Spent& on) { return api::EngineStatus::Spent{on.count, on.us()}; };
+  out.between_steps = spent(counters.between_steps), out.turnovers = spent(counters.turnovers);
+  out.admission = spent(counters.admission), out.filing = spent(counters.filing);
   out.step_sum_ms = static_cast<double>(counters.step_ms.sum_us.value()) / 1000.0;
   out.decode_step_sum_ms = static_cast<double>(counters.decode_step_ms.sum_us.value()) / 1000.0;
   return out;

@@ -9,14 +9,18 @@ namespace splash::cache {
 PrefixCache::PrefixCache(PagePool& pages, int snapshots, std::uint64_t hash_mask)
     : pages_(pages), hash_mask_(hash_mask), blocks_(1), snapshots_(snapshots) {
   blocks_[root].live = true;
+  // Each block holds a page of its own: nothing is moved while lanes wait for their next step.
+  blocks_.reserve(static_cast<std::size_t>(pages.total()) + 1);
+  index_.reserve(static_cast<std::size_t>(pages.total()));
   for (SnapshotId snapshot = snapshots - 1; snapshot >= 0; --snapshot) free_snapshots_.push_back(snapshot);
 }
 
-// Only finds candidates, so speed matters more than strength (a step of MurmurHash3's finaliser per token).
+// Only finds candidates, so speed matters more than strength (a step of MurmurHash3's finaliser per two tokens).
 std::uint64_t PrefixCache::hash_of(int parent, std::span<const Token> tokens) const {
+  static_assert(block_tokens % 2 == 0);
   std::uint64_t hash = static_cast<std::uint64_t>(parent) + 0x9E3779B97F4A7C15ull;
-  for (const Token token : tokens) {
-    hash ^= static_cast<std::uint32_t>(token);
+  for (std::size_t i = 0; i < tokens.size(); i += 2) {
+    hash ^= static_cast<std::uint32_t>(tokens[i]) | static_cast<std::uint64_t>(tokens[i + 1]) << 32;
     hash *= 0xff51afd7ed558ccdull;
     hash ^= hash >> 33;
   }
@@ -38,6 +42,7 @@ Match PrefixCache::match(std::span<const Token> tokens, int limit) const {
       match.snapshot = snapshot;
       match.pages = pages;
       match.tail = snapshots_[snapshot].tail_page;
+      match.place = {block, blocks_[block].born};
     }
     if (start + block_tokens > static_cast<int>(tokens.size())) break;
     block = find_child(block, tokens.subspan(start, block_tokens));
@@ -51,33 +56,40 @@ void PrefixCache::touch(SnapshotId snapshot) {
   snapshots_[snapshot].last_use = ++clock_;
 }
 
-std::optional<SnapshotId> PrefixCache::publish(std::span<const Token> tokens, std::span<PageId> pages, Kind kind) {
+std::optional<SnapshotId> PrefixCache::publish(std::span<const Token> tokens, std::span<PageId> pages, Kind kind,
+                                               Place& place) {
   const int blocks = static_cast<int>(tokens.size()) / block_tokens;
   const auto tail = tokens.subspan(static_cast<std::size_t>(blocks) * block_tokens);
   SPLASH_CHECK(!tokens.empty() && static_cast<int>(pages.size()) >= blocks + (tail.empty() ? 0 : 1));
 
-  const Match known = match(tokens, static_cast<int>(tokens.size()));
-  const bool already = known.position == static_cast<int>(tokens.size());
-  if (already) {
-    touch(known.snapshot);
-    if (kind == Kind::conversation) snapshots_[known.snapshot].kind = kind;
+  const auto content = [&](int block) {
+    return tokens.subspan(static_cast<std::size_t>(blocks_[block].depth) * block_tokens, block_tokens);
+  };
+  int end = block_at(place, blocks);
+  while (end >= 0 && blocks_[end].depth < blocks) end = find_child(end, content(end));
+  const SnapshotId known = end >= 0 ? snapshot_at(end, tail) : -1;
+  if (known >= 0) {
+    touch(known);
+    if (kind == Kind::conversation) snapshots_[known].kind = kind;
   } else if (!take_slot(kind)) {
     return std::nullopt;
   }
 
-  int block = root;
-  for (int i = 0; i < blocks; ++i) {
-    const auto content = tokens.subspan(static_cast<std::size_t>(i) * block_tokens, block_tokens);
-    const int child = find_child(block, content);
-    block = child >= 0 ? child : add_child(block, content, pages[i]);
+  int block = block_at(place, blocks);  // once more: it may have gone for the slot
+  while (blocks_[block].depth < blocks) {
+    PageId& page = pages[blocks_[block].depth];
+    const int child = find_child(block, content(block));
+    block = child >= 0 ? child : add_child(block, content(block), page);
     const PageId cached = blocks_[block].page;
-    if (cached == pages[i]) continue;
+    if (cached == page) continue;
     // The same tokens at the same positions: the same rows. One copy is enough.
     pages_.lane_hold(cached);
-    pages_.lane_release(pages[i]);
-    pages[i] = cached;
+    pages_.lane_release(page);
+    page = cached;
   }
-  if (already) return std::nullopt;
+  place = {block, blocks_[block].born};
+  if (known >= 0) return std::nullopt;
+  ++version_;
 
   const SnapshotId slot = free_snapshots_.back();
   free_snapshots_.pop_back();
@@ -112,11 +124,31 @@ void PrefixCache::clear() {
   }
 }
 
+bool PrefixCache::is_child(int block, int parent, std::span<const Token> tokens) const {
+  return blocks_[block].parent == parent && std::ranges::equal(blocks_[block].tokens, tokens);
+}
+
+// Most blocks have one child, and most walks are those of a conversation's next turn: no hash, no look into the index.
 int PrefixCache::find_child(int parent, std::span<const Token> tokens) const {
+  const int newest = blocks_[parent].newest;
+  if (newest >= 0 && blocks_[newest].live && is_child(newest, parent, tokens)) return newest;
   const auto [first, last] = index_.equal_range(hash_of(parent, tokens));
   for (auto it = first; it != last; ++it) {
-    const Block& block = blocks_[it->second];
-    if (block.parent == parent && std::ranges::equal(block.tokens, tokens)) return it->second;
+    if (is_child(it->second, parent, tokens)) return it->second;
+  }
+  return -1;
+}
+
+int PrefixCache::block_at(const Place& place, int most_depth) const {
+  if (!blocks_[place.block].live || blocks_[place.block].born != place.born) return root;
+  int block = place.block;
+  while (blocks_[block].depth > most_depth) block = blocks_[block].parent;
+  return block;
+}
+
+SnapshotId PrefixCache::snapshot_at(int block, std::span<const Token> tail) const {
+  for (const SnapshotId snapshot : blocks_[block].snapshots) {
+    if (std::ranges::equal(snapshots_[snapshot].tail, tail)) return snapshot;
   }
   return -1;
 }
@@ -130,10 +162,11 @@ int PrefixCache::add_child(int parent, std::span<const Token> tokens, PageId pag
     free_blocks_.pop_back();
   }
   Block& block = blocks_[id];
-  block = {.parent = parent, .depth = blocks_[parent].depth + 1, .live = true, .page = page};
+  block = {.parent = parent, .depth = blocks_[parent].depth + 1, .live = true, .born = ++born_, .page = page};
   block.hash = hash_of(parent, tokens);
   std::ranges::copy(tokens, block.tokens.begin());
   ++blocks_[parent].children;
+  blocks_[parent].newest = id;
   index_.emplace(block.hash, id);
   pages_.cache_hold(page);
   return id;
@@ -178,6 +211,7 @@ bool PrefixCache::frees_a_page(const Snapshot& snapshot) const {
 void PrefixCache::drop(SnapshotId id) {
   Snapshot& snapshot = snapshots_[id];
   SPLASH_CHECK(snapshot.live);
+  ++version_;
   if (snapshot.tail_page >= 0) pages_.cache_release(snapshot.tail_page);
   std::erase(blocks_[snapshot.block].snapshots, id);
   const int block = snapshot.block;

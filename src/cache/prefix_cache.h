@@ -28,12 +28,20 @@ using model::SnapshotId;
 // Checkpoints are taken on the way and never push a conversation's snapshot out.
 enum class Kind { checkpoint, conversation };
 
+// A block of the tree that ends a prefix of a lane, up to which the lane holds the cache's own pages: whoever files a longer
+// prefix of the same tokens begins there. The block may have gone meanwhile; then the walk begins at the root.
+struct Place {
+  int block = 0;
+  std::uint64_t born = 0;
+};
+
 struct Match {
   int position = 0;  // committed tokens at the snapshot; 0 = nothing to resume from
   SnapshotId snapshot = -1;
   std::vector<PageId> pages;  // the full pages before `position`
   PageId tail = -1;           // the page with the position % 32 rows that follow them; -1 = none
   int chain = 0;              // tokens whose pages are cached, with or without a snapshot at the end
+  Place place;                // where `pages` ends
 
   int cached_pages() const { return static_cast<int>(pages.size()); }
 };
@@ -51,7 +59,8 @@ class PrefixCache {
   // Files the state of a lane at tokens.size() committed tokens, whose rows stand in `pages`. Full pages that the cache
   // already has are swapped: the lane's entry becomes the cached page and its own is let go. Returns the slot to save
   // the state into, or nothing when that prefix has a snapshot already or no slot is to be had for this kind.
-  std::optional<SnapshotId> publish(std::span<const Token> tokens, std::span<PageId> pages, Kind kind);
+  // `place`: of a match or an earlier publish of this lane, {} for a lane that has had neither; moves on to the new end.
+  std::optional<SnapshotId> publish(std::span<const Token> tokens, std::span<PageId> pages, Kind kind, Place& place);
 
   // Drops snapshots, checkpoints first, then least recently used, until `pages` pages are free. Only snapshots whose
   // going frees a page are dropped. False (and nothing dropped) when that many cannot be freed.
@@ -63,6 +72,8 @@ class PrefixCache {
   int snapshots_used() const { return snapshots_total() - static_cast<int>(free_snapshots_.size()); }
   bool is_free(SnapshotId snapshot) const { return !snapshots_[snapshot].live; }
   std::uint64_t evicted() const { return evicted_; }
+  // Changes whenever a match may.
+  std::uint64_t version() const { return version_; }
 
   // Checks the rule above and the page holds; aborts on a breach. For tests.
   void audit() const;
@@ -75,7 +86,9 @@ class PrefixCache {
     int parent = -1;
     int depth = 0;  // blocks from the root to here, this one included
     int children = 0;
+    int newest = -1;  // child; a hint, which may have gone
     bool live = false;
+    std::uint64_t born = 0;
     PageId page = -1;
     std::uint64_t hash = 0;
     std::array<Token, block_tokens> tokens{};
@@ -91,8 +104,11 @@ class PrefixCache {
   };
 
   std::uint64_t hash_of(int parent, std::span<const Token> tokens) const;
+  bool is_child(int block, int parent, std::span<const Token> tokens) const;
   int find_child(int parent, std::span<const Token> tokens) const;
   int add_child(int parent, std::span<const Token> tokens, PageId page);
+  int block_at(const Place& place, int most_depth) const;
+  SnapshotId snapshot_at(int block, std::span<const Token> tail) const;
   bool take_slot(Kind kind);
   SnapshotId oldest(Kind kind, bool freeing_pages) const;
   bool frees_a_page(const Snapshot& snapshot) const;
@@ -108,6 +124,8 @@ class PrefixCache {
   std::vector<SnapshotId> free_snapshots_;
   std::uint64_t clock_ = 0;  // uses so far; orders last_use
   std::uint64_t evicted_ = 0;
+  std::uint64_t version_ = 0;
+  std::uint64_t born_ = 0;  // blocks so far
 };
 
 }  // namespace splash::cache

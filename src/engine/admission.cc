@@ -14,8 +14,13 @@ void Engine::admit() {
     if (seat == lanes_.end()) return;
     Request& request = *queue_.front();
     const int lane = static_cast<int>(seat - lanes_.begin());
+    if (refused_ == chances(request)) return;
+    const TimePoint begun = clock_.now();
     if (!try_admit(request, lane, true)) {
-      if (running() > 0) return;
+      if (running() > 0) {
+        refused_ = chances(request);
+        return;
+      }
       // Alone and refused: the page behind its own cached tail is the one too many. Cold it fits by construction.
       if (!try_admit(request, lane, false)) {
         fail_for_memory(request);
@@ -23,9 +28,17 @@ void Engine::admit() {
         continue;
       }
     }
+    refused_.reset();
+    counters_.admission.add(clock_.now() - begun);
+    turnover_ = true;
     *seat = std::move(queue_.front());
     queue_.pop_front();
   }
+}
+
+// All that decides whether the head of the queue gets in beside others: as long as it stays the same, the answer does.
+Engine::Chances Engine::chances(const Request& request) const {
+  return {request.arrival, running(), pages_.available(), prefixes_.version()};
 }
 
 bool Engine::try_admit(Request& request, int lane, bool use_cache) {
@@ -69,6 +82,7 @@ void Engine::enter(Request& request, const cache::Match& match) {
     counters_.snapshots_restored.add();
   }
   request.committed = request.resumed_at = match.position;
+  request.place = match.place;
 }
 
 // From here on the request's rows run.
@@ -131,6 +145,7 @@ void Engine::stop_following() {
   for (const auto& request : lanes_) {
     if (!request || !request->follows || still_follows(*request)) continue;
     request->follows.reset();
+    turnover_ = true;
     const cache::Match match = prefixes_.match(request->tokens, request->last_resume());
     if (match.position > request->committed) {
       enter(*request, match);
@@ -249,6 +264,7 @@ void Engine::fail_for_memory(Request& request) {
 void Engine::suspend(Request& request) {
   keep_what_is_done(request);
   counters_.suspended.add();
+  turnover_ = true;
   auto& seat = lanes_[request.lane];
   leave_lane(request);
   request.phase = Phase::queued;
@@ -268,24 +284,35 @@ int Engine::max_width(const Request& request) const {
 // Files the lane's state at its committed length.
 void Engine::save(Request& request, cache::Kind kind) {
   if (request.committed == 0) return;
-  const auto prefix = std::span(request.tokens).first(request.committed);
-  if (const auto slot = prefixes_.publish(prefix, request.pages, kind)) {
-    model_.save(request.lane, *slot);
-    counters_.snapshots_saved.add();
-  }
+  file(request, request.committed, kind, [&](model::SnapshotId slot) { model_.save(request.lane, slot); });
 }
 
-// After a step of `rows` prompt rows of this lane, before they count as committed: files the state at the snapshot that
-// they passed.
-void Engine::save_mark(Request& request, int rows) {
-  if (!request.passes_save(rows)) return;
+// After a step that passed a due snapshot: files the state that the model kept aside there.
+void Engine::save_mark(Request& request) {
+  if (request.saves.empty() || request.saves.front().position >= request.committed) return;
   const Save passed = request.saves.front();
   request.saves.erase(request.saves.begin());
-  const auto prefix = std::span(request.tokens).first(passed.position);
-  if (const auto slot = prefixes_.publish(prefix, request.pages, passed.kind)) {
-    model_.save_mark(*slot);
+  file(request, passed.position, passed.kind, [&](model::SnapshotId slot) { model_.save_mark(slot); });
+}
+
+// After a step that ended at a due snapshot.
+void Engine::save_due(Request& request) {
+  if (request.saves.empty() || request.saves.front().position > request.committed) return;
+  SPLASH_CHECK(request.saves.front().position == request.committed, "prefill ran past a snapshot");
+  save(request, request.saves.front().kind);
+  request.saves.erase(request.saves.begin());
+}
+
+template <class Keep>
+void Engine::file(Request& request, int position, cache::Kind kind, Keep&& keep) {
+  const TimePoint begun = clock_.now();
+  const auto prefix = std::span(request.tokens).first(position);
+  if (const auto slot = prefixes_.publish(prefix, request.pages, kind, request.place)) {
+    keep(*slot);
     counters_.snapshots_saved.add();
   }
+  counters_.filing.add(clock_.now() - begun);
+  turnover_ = true;
 }
 
 // A lane that goes before its time: keep its state if it got somewhere. A client that cuts a reply (a stop string, the
@@ -301,6 +328,7 @@ void Engine::keep_what_is_done(Request& request) {
 void Engine::leave_lane(Request& request) {
   for (const model::PageId page : request.pages) pages_.lane_release(page);
   request.pages.clear();
+  request.place = {};
   request.saves.clear();
   request.lane = -1;
   request.committed = 0;

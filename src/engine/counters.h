@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,6 +26,18 @@ class Counter {
 
 // Upper bounds of the step time buckets in milliseconds; the last bucket is everything above.
 inline constexpr std::array<double, 13> step_bounds_ms = {0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000};
+
+// How often something was done, and how long that took altogether.
+struct Spent {
+  Counter count;
+  Counter ns;
+
+  std::uint64_t us() const { return ns / 1000; }
+  void add(std::chrono::nanoseconds took) {
+    count.add();
+    ns.add(static_cast<std::uint64_t>(took.count()));
+  }
+};
 
 struct Histogram {
   std::array<Counter, step_bounds_ms.size() + 1> buckets;  // not cumulative
@@ -66,9 +79,13 @@ struct Counters {
   Counter snapshots_saved;
   Counter snapshots_restored;
   Counter snapshots_evicted;
-  // Our own part of the time: from a step's results to the beginning of the step that follows at once, in microseconds.
-  Counter between_steps;
-  Counter between_steps_us;
+  // Our own part of the time: from a step's results to the beginning of the step that follows at once. What stands between
+  // two tokens of the lanes that run, and the same where a request came or went or a state was filed in between.
+  Spent between_steps;
+  Spent turnovers;
+  // Parts of the latter, and of what happens when no step follows or none was before.
+  Spent admission;  // of a request to a lane: the cached prefix found, its state restored, pages taken
+  Spent filing;     // of a state in the prefix cache
   Histogram step_ms;         // every step
   Histogram decode_step_ms;  // steps without prefill rows
   // Gauges.

@@ -123,9 +123,9 @@ model::StepPlan Engine::step_plan(const Choice& choice) const {
   return plan;
 }
 
+// Clients first: what is filed after that is for the next turn, and nobody waits for it.
 void Engine::apply(const Choice& choice, const model::StepResult& result) {
   SPLASH_CHECK(result.prefill.size() == choice.prefill.size() && result.decode.size() == choice.decode.size());
-  for (const Grant& grant : choice.prefill) save_mark(*lanes_[grant.lane], grant.rows);
   for (std::size_t i = 0; i < choice.prefill.size(); ++i) {
     const model::SliceResult& slice = result.prefill[i];
     SPLASH_CHECK(slice.lane == choice.prefill[i].lane && slice.committed == choice.prefill[i].rows);
@@ -136,16 +136,14 @@ void Engine::apply(const Choice& choice, const model::StepResult& result) {
     SPLASH_CHECK(slice.lane == choice.decode[i].lane && slice.drafted < choice.decode[i].rows);
     apply_decode(*lanes_[slice.lane], slice);
   }
+  for (const Grant& grant : choice.prefill) save_mark(*lanes_[grant.lane]);  // a save would take its buffer
+  for (const Grant& grant : choice.prefill) save_due(*lanes_[grant.lane]);
+  leave_finished();
   sweep();
 }
 
 void Engine::apply_prefill(Request& request, const model::SliceResult& slice) {
   request.committed += slice.committed;
-  if (!request.saves.empty() && request.saves.front().position <= request.committed) {
-    SPLASH_CHECK(request.saves.front().position == request.committed, "prefill ran past a snapshot");
-    save(request, request.saves.front().kind);
-    request.saves.erase(request.saves.begin());
-  }
   if (request.committed < request.prefill_end()) return;
   const bool choose = request.choose_at_end();
   SPLASH_CHECK(slice.chosen.size() == (choose ? 1 : 0));
@@ -220,12 +218,8 @@ void Engine::give_up(const Error& error) {
 }
 
 void Engine::count_step(const Choice& choice, TimePoint begun) {
-  using std::chrono::duration_cast;
-  if (step_ended_) {
-    counters_.between_steps.add();
-    counters_.between_steps_us.add(
-        static_cast<std::uint64_t>(duration_cast<std::chrono::microseconds>(begun - *step_ended_).count()));
-  }
+  if (step_ended_) (turnover_ ? counters_.turnovers : counters_.between_steps).add(begun - *step_ended_);
+  turnover_ = false;
   step_ended_ = clock_.now();
   const double seconds = std::chrono::duration<double>(*step_ended_ - begun).count();
   scheduler_.complete(choice, seconds);

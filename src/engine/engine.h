@@ -95,7 +95,15 @@ class Engine {
   void expire(TimePoint now);
   Request* find(link::RequestId id);
   // admission
+  struct Chances {
+    std::uint64_t arrival = 0;
+    int running = 0;
+    int available = 0;          // pages
+    std::uint64_t version = 0;  // of the prefix cache
+    bool operator==(const Chances&) const = default;
+  };
   void admit();
+  Chances chances(const Request& request) const;
   bool try_admit(Request& request, int lane, bool use_cache);
   bool enough_pages(const Request& request, const cache::Match& match) const;
   std::vector<Save> plan_saves(const Request& request, const cache::Match& match) const;
@@ -125,10 +133,14 @@ class Engine {
   void count_step(const Choice& choice, TimePoint begun);
   // leave
   void save(Request& request, cache::Kind kind);
-  void save_mark(Request& request, int rows);
+  void save_mark(Request& request);
+  void save_due(Request& request);
+  template <class Keep>
+  void file(Request& request, int position, cache::Kind kind, Keep&& keep);
   void keep_what_is_done(Request& request);
   void leave_lane(Request& request);
   void finish(Request& request, link::FinishReason reason);
+  void leave_finished();
   void fail(Request& request, const Error& error);
   void sweep();
   void update_gauges();
@@ -152,6 +164,8 @@ class Engine {
   std::unordered_set<link::RequestId> live_;
   std::uint64_t arrivals_ = 0;
   std::optional<TimePoint> step_ended_;  // of the step just before
+  bool turnover_ = false;  // since then a request came or went, or a state was filed
+  std::optional<Chances> refused_;       // of the queue's head, when it was last refused
   bool closed_ = false;
   std::optional<Error> lost_;  // the device is gone: what every request is told
   std::optional<Error> full_;  // the device refused pages of the plan: why

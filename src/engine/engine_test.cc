@@ -649,8 +649,8 @@ TEST(Engine, CountersAddUp) {
   EXPECT_EQ(counters.pages_cached, 5u) << "150 tokens, the last of them never run";
 }
 
-// What the engine takes between two steps stands between every two tokens of a lane, so it is counted; what it waits for
-// work is not. (`splash bench serve` reports it: the target is 50 us.)
+// What the engine takes between two steps stands between every two tokens of a lane, so it is counted, apart from what it takes
+// where requests come and go; what it waits for work is not. (`splash bench serve` reports both: the target of the first is 50 us.)
 TEST(Engine, TimeBetweenStepsIsCountedAndIdleTimeIsNot) {
   using std::chrono::microseconds;
   Rig rig;
@@ -661,12 +661,92 @@ TEST(Engine, TimeBetweenStepsIsCountedAndIdleTimeIsNot) {
     rig.clock.advance(std::chrono::seconds(2));  // nobody asks for anything
     rig.engine->tick(rig.clock.now());
     const Counters& counted = rig.engine->counters();
-    const std::uint64_t of_round = counted.steps - steps;
+    const std::uint64_t of_round = counted.steps - steps, followed = counted.between_steps.count + counted.turnovers.count;
     EXPECT_GT(of_round, 3u);
-    EXPECT_EQ(counted.between_steps - apart, of_round - 1);
-    EXPECT_EQ(counted.between_steps_us, 30 * counted.between_steps);
-    steps = counted.steps, apart = counted.between_steps;
+    EXPECT_GT(counted.between_steps.count, counted.turnovers.count);
+    EXPECT_EQ(followed - apart, of_round - 1);
+    EXPECT_EQ(counted.between_steps.us() + counted.turnovers.us(), 30 * followed);
+    steps = counted.steps, apart = followed;
   }
+}
+
+// One reply goes on while others begin and end beside it, with snapshots that are slow to save and to restore: none of that is
+// counted as time between its steps.
+TEST(Engine, TurnoversAreCountedApart) {
+  using std::chrono::microseconds;
+  model::FakeOptions options = Rig::roomy();
+  options.save_seconds = 0.0005;
+  options.restore_seconds = 0.0003;
+  Rig rig(options);
+  const auto advance_to_the_end = [&](const Seen& answer) {
+    while (!answer.ended()) rig.tick(), rig.clock.advance(microseconds(20));
+  };
+  const Seen& longest = rig.post(rig.request(counting(40), 2000));
+  for (int round = 0; round < 5; ++round) advance_to_the_end(rig.post(rig.request(counting(100 + round, 7), 20)));
+  ASSERT_FALSE(longest.ended());
+  advance_to_the_end(longest);
+  const Counters& counted = rig.engine->counters();
+  EXPECT_EQ(counted.between_steps.count + counted.turnovers.count, counted.steps - 1);
+  EXPECT_EQ(counted.between_steps.us(), 20 * counted.between_steps.count);
+  EXPECT_EQ(counted.admission.count, 6u);
+  EXPECT_EQ(counted.snapshots_restored, 4u);
+  EXPECT_EQ(counted.admission.us(), 4u * 300u);
+  EXPECT_EQ(counted.filing.us(), 500 * counted.snapshots_saved);
+  EXPECT_GE(counted.turnovers.us(), counted.admission.us() + counted.filing.us() - 500) << "all but the last reply's end";
+  EXPECT_LT(counted.turnovers.count, 30u);
+}
+
+// What is filed for the next turn keeps nobody waiting for a token or for the end of a reply.
+TEST(Engine, TokensAreSentBeforeAnythingIsFiled) {
+  model::FakeOptions options = Rig::roomy();
+  options.save_seconds = 1;
+  Config config;
+  config.checkpoint_tokens = 128;
+  for (const int max_tokens : {1, 40}) {
+    Rig rig(options, config);
+    link::Submit submit = rig.request(counting(600), max_tokens);
+    submit.reply_boundary = 590;
+    std::optional<TimePoint> first, end;
+    double filed_before_first = 0;
+    submit.sink = [&](link::Event event) {
+      if (std::holds_alternative<link::Tokens>(event) && !first) {
+        first = rig.clock.now();
+        filed_before_first = static_cast<double>(rig.engine->counters().filing.us()) / 1e6;
+      }
+      if (std::holds_alternative<link::Finished>(event)) end = rig.clock.now();
+    };
+    rig.engine->post(std::move(submit));
+    while (!end) {
+      const TimePoint begun = rig.clock.now();
+      const auto filed = rig.engine->counters().filing.us();
+      rig.tick();
+      const double step_s = std::chrono::duration<double>(rig.clock.now() - begun).count() -
+                            static_cast<double>(rig.engine->counters().filing.us() - filed) / 1e6;
+      for (const auto& told : {first, end}) {
+        if (!told || *told <= begun) continue;
+        EXPECT_NEAR(std::chrono::duration<double>(*told - begun).count(), step_s, 1e-6);
+      }
+    }
+    EXPECT_LT(filed_before_first, 4.5) << "the checkpoints on the way, not the mark of the last slice";
+    EXPECT_EQ(rig.engine->counters().filing.us() / 1'000'000, rig.engine->counters().snapshots_saved);
+    EXPECT_GE(rig.engine->counters().snapshots_saved, 5u);
+  }
+}
+
+// A request that waits for pages is not tried again before every step of the others, but once something has changed it is.
+TEST(Engine, WhoWaitsForPagesGetsInOnceTheyAreFree) {
+  model::FakeOptions options = Rig::roomy();
+  options.facts.pages = 20;
+  options.facts.max_context = 640;
+  Rig rig(options);
+  const Seen& running = rig.post(rig.request(counting(300), 300));
+  rig.tick();
+  const std::vector<Token> prompt = counting(400, 50);
+  const Seen& waiting = rig.post(rig.request(prompt, 10));
+  rig.run();
+  EXPECT_TRUE(running.ended());
+  EXPECT_EQ(waiting.tokens, rig.alone(prompt, 10));
+  EXPECT_EQ(rig.engine->counters().admission.count, 2u);
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ void Engine::receive() {
 void Engine::submit(link::Submit submit) {
   SPLASH_CHECK(submit.sink != nullptr);
   counters_.submitted.add();
+  turnover_ = true;
   if (const Status status = check_submit(submit, limits_); !status) return refuse(submit, status.error());
   if (live_.contains(submit.id)) {
     return refuse(
@@ -85,13 +86,20 @@ void Engine::expire(TimePoint now) {
   sweep();
 }
 
+// Says so; leave_finished() files its state and frees the lane.
 void Engine::finish(Request& request, link::FinishReason reason) {
-  save(request, cache::Kind::conversation);
   (reason == link::FinishReason::stop ? counters_.finished_stop : counters_.finished_length).add();
-  leave_lane(request);
   request.phase = Phase::done;
   live_.erase(request.submit.id);
   request.submit.sink(link::Finished{reason, request.usage});
+}
+
+void Engine::leave_finished() {
+  for (const auto& request : lanes_) {
+    if (!request || request->phase != Phase::done || request->lane < 0) continue;
+    save(*request, cache::Kind::conversation);
+    leave_lane(*request);
+  }
 }
 
 void Engine::fail(Request& request, const Error& error) {
@@ -107,6 +115,7 @@ void Engine::fail(Request& request, const Error& error) {
       break;
   }
   leave_lane(request);
+  turnover_ = true;
   request.phase = Phase::done;
   live_.erase(request.submit.id);
   request.submit.sink(link::Failed{error, request.usage});

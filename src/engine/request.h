@@ -42,6 +42,7 @@ struct Request {
   int committed = 0;                 // tokens[0, committed) have been run in this lane
   int resumed_at = 0;                // committed when it took the lane
   std::vector<model::PageId> pages;  // hold tokens[0, committed) and room for what is to come
+  cache::Place place;                // how far `pages` are the prefix cache's own
   std::vector<Save> saves;           // ascending, all > committed and <= prefill_end()
   std::optional<Lead> follows;       // while prefilling: nothing is run until it is there or gone
   Acceptance acceptance;             // of this request alone

@@ -68,21 +68,29 @@ Status FakeModel::back_pages(int pages) {
 
 void FakeModel::start_lane(int lane, const LaneSetup& setup) { lanes_[lane] = {setup, {empty_hash, 0}}; }
 
+void FakeModel::pass(double seconds) {
+  if (options_.clock == nullptr) return;
+  options_.clock->advance(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+}
+
 void FakeModel::save(int lane, SnapshotId into) {
   SPLASH_CHECK(lanes_[lane].state.length > 0, "lane {} has no state to save", lane);
   snapshots_[into] = lanes_[lane].state;
   mark_ = {};
+  pass(options_.save_seconds);
 }
 
 void FakeModel::restore(int lane, SnapshotId from) {
   SPLASH_CHECK(lanes_[lane].state.length == 0, "lane {} was not started afresh", lane);
   SPLASH_CHECK(snapshots_[from].length > 0, "snapshot {} holds nothing", from);
   lanes_[lane].state = snapshots_[from];
+  pass(options_.restore_seconds);
 }
 
 void FakeModel::save_mark(SnapshotId into) {
   SPLASH_CHECK(mark_.length > 0, "the last step marked nothing, or its mark is saved already");
   snapshots_[into] = std::exchange(mark_, {});
+  pass(options_.save_seconds);
 }
 
 void FakeModel::copy_page(PageId from, PageId to) {
@@ -102,10 +110,7 @@ Result<StepResult> FakeModel::step(const StepPlan& plan) {
   for (const PrefillSlice& slice : plan.prefill) rows += static_cast<int>(slice.tokens.size());
   SPLASH_CHECK(rows <= options_.facts.max_prefill_rows, "{} prefill rows", rows);
   for (const DecodeSlice& slice : plan.decode) rows += slice.width;
-  if (options_.clock != nullptr) {
-    const std::chrono::duration<double> cost(options_.step_seconds + options_.row_seconds * rows);
-    options_.clock->advance(std::chrono::duration_cast<Duration>(cost));
-  }
+  pass(options_.step_seconds + options_.row_seconds * rows);
   for (const PrefillSlice& slice : plan.prefill) {
     check_slice(slice.lane, slice.position, slice.pages, static_cast<int>(slice.tokens.size()));
   }

@@ -20,6 +20,8 @@ struct FakeOptions {
   FakeClock* clock = nullptr;  // advanced by the cost of a step
   double step_seconds = 0.010;
   double row_seconds = 0.001;
+  double save_seconds = 0;     // of a snapshot, marked or not
+  double restore_seconds = 0;
 };
 
 class FakeModel final : public Model {
@@ -61,6 +63,7 @@ class FakeModel final : public Model {
     State state;
   };
 
+  void pass(double seconds);
   void check_slice(int lane, int position, std::span<const PageId> pages, int rows);
   void check_writers(const StepPlan& plan) const;
   void write(std::span<const PageId> pages, int position, Token token);

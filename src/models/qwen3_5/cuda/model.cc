@@ -96,10 +96,8 @@ void CudaModel::start_lane(int lane, const model::LaneSetup& setup) {
 void CudaModel::bring_to_rest(int lane) {
   state_->settle();
   if (kept_[lane] == 0) return;
-  stream_->reset();
-  for (int layer = 0; layer < weights_.target.gdn_layers; ++layer) {
-    ops::gdn_fold(*stream_, weights_.target.gdn, state_->gdn(lane, layer));
-  }
+  // One launch for all layers: one each, with its tables, keeps the host longer than most steps let it.
+  ops::gdn(*stream_, weights_.target.gdn, {}, {}, state_->fold_tables(lane), {});
   state_->set_kept_zero(lane);
   kept_[lane] = 0;
 }

@@ -23,6 +23,8 @@ Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGe
   SPLASH_TRY(s.kept_memory_, take(lanes * 4));
   SPLASH_TRY(s.gdn_lanes_,
              take(std::max<std::int64_t>(g.gdn_layers * lanes * std::int64_t{sizeof(ops::GdnLane)}, 256)));
+  SPLASH_TRY(s.folds_,
+             take(std::max<std::int64_t>(g.gdn_layers * lanes * std::int64_t{sizeof(ops::SegmentEntry)}, 256)));
   const std::int64_t stride = aligned(g.rest_floats()) * 4;
   SPLASH_TRY(s.saved_, take((std::ssize(s.staging_) + sizes.device_snapshots) * stride));
   std::byte* saved = s.saved_.data();
@@ -57,6 +59,15 @@ Result<std::unique_ptr<CudaState>> CudaState::make(cuda::Stream& stream, StateGe
   stream.note(cudaMemcpyAsync(s.gdn_lanes_.data(), table.data(), table.size() * sizeof(table[0]),
                               cudaMemcpyHostToDevice, stream.native()),
               "lane table");
+  std::vector<ops::SegmentEntry> folds;
+  for (int lane = 0; lane < lanes; ++lane) {
+    for (int layer = 0; layer < g.gdn_layers; ++layer) {
+      folds.push_back({layer * lanes + lane, 0, 0, 0, static_cast<int>(ops::GdnMode::verify), 0, nullptr});
+    }
+  }
+  stream.note(cudaMemcpyAsync(s.folds_.data(), folds.data(), folds.size() * sizeof(folds[0]), cudaMemcpyHostToDevice,
+                              stream.native()),
+              "fold table");
   SPLASH_TRY_STATUS(stream.synchronise());
   return state;
 }
@@ -112,6 +123,12 @@ ops::GdnTables CudaState::gdn_segments(const Rows& rows, int layer) {
     tables.mark = {until_, rest_, from, mark_of(from, lane), static_cast<std::size_t>(geometry_.gdn_floats()) * 4};
   }
   return tables;
+}
+
+ops::GdnTables CudaState::fold_tables(int lane) const {
+  return {.segments = folds_.as<ops::SegmentEntry>() + lane * geometry_.gdn_layers,
+          .segment_count = geometry_.gdn_layers,
+          .lanes = gdn_lanes_.as<ops::GdnLane>()};
 }
 
 ops::DraftRing CudaState::ring(int lane, int draft_layer) const {

@@ -38,6 +38,8 @@ class CudaState {
   void use_mark(const ops::SegmentEntry* until, const ops::SegmentEntry* rest) { until_ = until, rest_ = rest; }
   ops::GdnTables gdn_segments(const Rows& rows, int layer);
   ops::GdnLane gdn(int lane, int layer) const;
+  // For one pass without rows over all layers of a lane: each is a segment.
+  ops::GdnTables fold_tables(int lane) const;
 
   // All in stream order; nothing waits. Errors show at the stream's next synchronise.
   void clear(int lane);
@@ -92,7 +94,7 @@ class CudaState {
   int lanes_ = 0;
   GrowingMemory pages_;
   int backed_pages_ = 0;
-  cuda::DeviceBuffer rests_, tapes_, kept_memory_, gdn_lanes_, saved_;
+  cuda::DeviceBuffer rests_, tapes_, kept_memory_, gdn_lanes_, folds_, saved_;
   ops::KvPool pool_;
   int* kept_ = nullptr;
   const ops::SegmentEntry *segments_ = nullptr, *until_ = nullptr, *rest_ = nullptr;
