@@ -238,34 +238,38 @@ __device__ __forceinline__ void recur(const Place& place, const GdnLane& lane, i
   }
 }
 
-// Gated RMSNorm of a row by a warp, eight of its lanes with eight columns each. Sums of squares of the value head's
-// other half come in stores that count at a barrier here. (A cluster's barrier with release waits for all the tape's
-// stores first.)
+// Gated RMSNorm: eight lanes have a row's 64 columns, so two warps do it all. Sums of squares of the value head's other
+// half come in stores that count at a barrier here. (A cluster's barrier with release waits for all the tape's stores
+// first.)
 struct RowEnd {
+  static constexpr int lanes = 8;
+  static constexpr int threads = staged * lanes;
+  static_assert(threads % 32 == 0);
   float o[8];
 
-  static __device__ __forceinline__ float of_eight(float sum) {
+  // Neighbours first, as half_squares.
+  static __device__ __forceinline__ float of_row(float sum) {
 #pragma unroll
-    for (int distance = 1; distance < 8; distance <<= 1) sum += __shfl_xor_sync(0xffu, sum, distance);
+    for (int distance = 1; distance < lanes; distance <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     return sum;
   }
 
-  __device__ __forceinline__ void begin(const Place& place, int row, int parity, Staging& shared) {
-    const int lane_id = place.thread % 32;
-    const float4* from = reinterpret_cast<const float4*>(&shared.o[row][lane_id * 8]);
+  __device__ __forceinline__ void begin(const Place& place, int count, int parity, Staging& shared) {
+    const int row = place.thread / lanes, line = place.thread % lanes;
+    const float4* from = reinterpret_cast<const float4*>(&shared.o[row][line * 8]);
     o[0] = from[0].x, o[1] = from[0].y, o[2] = from[0].z, o[3] = from[0].w;
     o[4] = from[1].x, o[5] = from[1].y, o[6] = from[1].z, o[7] = from[1].w;
-    const float squares = of_eight(squares_of_8(o));
-    if (lane_id == 0) {
+    const float squares = of_row(squares_of_8(o));
+    if (line == 0 && row < count) {
       float* to = &shared.squares[parity][place.side][row];
       *to = squares;
       cuda::store_to_peer(to, &shared.squares_here[parity], place.side ^ 1, squares);
     }
-    __syncwarp(0xffu);
+    __syncwarp();
   }
-  __device__ __forceinline__ void end(const Arguments& args, const Place& place, int row, int at, int parity,
+  __device__ __forceinline__ void end(const Arguments& args, const Place& place, int first_row, int count, int parity,
                                       int phase, Staging& shared) {
-    const int local = place.thread % 32 * 8;
+    const int row = place.thread / lanes, local = place.thread % lanes * 8;
     const float4 *z4 = reinterpret_cast<const float4*>(&shared.z[row][local]),
                  *gain4 = reinterpret_cast<const float4*>(&shared.gain[local]);
     const float4 z[2] = {z4[0], z4[1]}, gain[2] = {gain4[0], gain4[1]};
@@ -277,13 +281,14 @@ struct RowEnd {
       four[0] = gated(four[0], scale, gain[i].x, z[i].x), four[1] = gated(four[1], scale, gain[i].y, z[i].y);
       four[2] = gated(four[2], scale, gain[i].z, z[i].z), four[3] = gated(four[3], scale, gain[i].w, z[i].w);
     }
-    const int column = place.first_column() + local;
-    const float sum = cuda::store_line_alone(args.panel, at, column, o);
+    const int at = first_row + row, column = place.first_column() + local;
+    const bool there = row < count;
+    const float sum = there ? cuda::store_line_alone(args.panel, at, column, o) : 0;
     if (args.panel.sums) {
-      const float of_group = of_eight(sum);
-      if (local == 0) *cuda::panel_sum(args.panel, at, column) = of_group;
+      const float of_group = of_row(sum);
+      if (there && local == 0) *cuda::panel_sum(args.panel, at, column) = of_group;
     }
-    cuda::store_columns(args.out, at, column, o);
+    if (there) cuda::store_columns(args.out, at, column, o);
   }
 };
 
@@ -314,8 +319,7 @@ __global__ void __launch_bounds__(threads, each)
   const int warp = threadIdx.x / 32;
   const unsigned of_key_head = gridDim.x;
   int bits = (blockIdx.y << 16) | ((blockIdx.y * of_key_head + blockIdx.x) / 2 << 2) |
-             (blockIdx.x == of_key_head - 2 ? 2 : 0) |
-             static_cast<int>(cuda::cluster_rank());
+             (blockIdx.x == of_key_head - 2 ? 2 : 0) | static_cast<int>(cuda::cluster_rank());
   Place place(g, static_cast<int>(threadIdx.x), bits);
   if (threadIdx.x == 0) {
     for (std::uint64_t& barrier : shared.squares_here) cuda::barrier_init(cuda::shared_address(&barrier), 1);
@@ -347,6 +351,7 @@ __global__ void __launch_bounds__(threads, each)
     shared.first_row = segment.first_row, shared.rows = segment.rows, shared.verify = verify;
   }
 
+  const int kept = *lane.kept;  // first: what is asked for next takes the memory's time
   // What earlier passes left is asked for, and folded in, while the linear before this kernel still ends (gdn_cuda.h).
   // A warp's row is asked for before it is known whether it was kept.
   State s;
@@ -359,7 +364,6 @@ __global__ void __launch_bounds__(threads, each)
   request_kept(place, lane, warp, shared);
   cuda::commit_copies();
   RowSource source(args, place, segment.first_row + warp);
-  const int kept = *lane.kept;
 #pragma unroll 1
   for (int row = warp + warps; row < kept; row += warps) request_kept(place, lane, row, shared);
   request_history(place, lane, kept, shared);
@@ -412,7 +416,7 @@ __global__ void __launch_bounds__(threads, each)
     if (first == 0) cuda::cluster_wait();
     if (warp < count) prepare_row(place, shared.lane, warp, first + warp, shared.verify, shared);
     const bool waits = first == 0 && place.owns_keys && place.thread == threads - 1;
-    if (each < 3 && waits) seen = readers().look();  // looked at again behind the rows
+    if (each < 3 && waits) seen = readers().look();  // looked at again behind the rows; three have no register for it
     __syncthreads();
     if (warp >= warps / 2) open_gates(place.thread - threads / 2, shared);
     forget();
@@ -423,13 +427,13 @@ __global__ void __launch_bounds__(threads, each)
     if (waits) readers().wait(seen, of_key_head);
     __syncthreads();
     RowEnd end;
-    const bool ends = warp < count && place.thread % 32 < 8;
-    if (ends) end.begin(place, warp, parity, shared);
+    const bool ends = place.thread < RowEnd::threads;
+    if (ends) end.begin(place, count, parity, shared);
     if (shared.verify && place.owns_keys && warp < count)
       store_shared_tape(place, shared.lane, warp, first + warp, shared);
     if (shared.verify ? shared.leaves && first == 0 : first + count == shared.rows)
       store_history(place, shared.lane, shared.verify ? 0 : count, shared);
-    if (ends) end.end(args, place, warp, shared.first_row + first + warp, parity, first / staged / 2 % 2, shared);
+    if (ends) end.end(args, place, shared.first_row + first, count, parity, first / staged / 2 % 2, shared);
     first += staged;
     if (first >= shared.rows) break;
     __syncthreads();  // everyone is done with this batch

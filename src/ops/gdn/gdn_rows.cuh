@@ -5,9 +5,9 @@
 //
 // The recurrence: a warp has eight columns of a value head, two columns x 16 keys a thread, and needs 128 float
 // operations, 10 reads and 12 shuffles a row, about 175 issue slots; 768 warps on 528 schedulers (27B) are 2 x 175
-// cycles a row, and reads (34 cycles of shared memory a warp, 200 a multiprocessor) fit beside them. Measured are 540
-// cycles (141 us for 512 rows, H200), so latency shows; one column a thread took 590: half the warps' operations for
-// the same reads.
+// cycles a row, and reads fit beside them. Measured were 540 cycles (141 us for 512 rows, H200) when a warp's reads took
+// 34 cycles of shared memory (half of that with today's lanes, not timed again), so latency shows; one column a thread
+// took 590: half the warps' operations for the same reads.
 #pragma once
 
 #include "backend/cuda/launch.h"
