@@ -78,7 +78,7 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
   }
   const bool wide = out.rows >= cuda::wide_pass_rows && stream.wide_passes_apart();
   // A step's lanes have one tile each, whose blocks make their queries, keys and values themselves.
-  if (!stream.portable() && !wide && most_rows <= p::narrow_tile_rows(group))
+  if (!stream.portable() && !wide && most_rows <= p::narrow_own_rows(group))
     return p::run_narrow(stream, args, count, most_rows);
   args.queries = stream.allocate<__half>(static_cast<std::size_t>(out.rows) * geometry.query_heads * p::dim);
   const int heads = geometry.query_heads + 2 * geometry.kv_heads;

@@ -125,7 +125,21 @@ __device__ __forceinline__ uint4 pack_query(const float (&x)[8]) {
                     cuda::pack_fp16(x[4] * factor, x[5] * factor), cuda::pack_fp16(x[6] * factor, x[7] * factor));
 }
 
-// A warp puts the codes of one head's key or value of a position, and their scale, into a page or a copy of one.
+__device__ __forceinline__ uint2 pack_codes(const std::uint8_t (&codes)[8]) {
+  std::uint32_t words[2];
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 |
+               static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
+  }
+  return make_uint2(words[0], words[1]);
+}
+// Where in the 256 bytes of a position's key a lane's eight codes lie.
+__device__ __forceinline__ int key_place(int in_page, int lane) {
+  return (lane / 2 ^ (in_page & 1) << 2) * 16 + lane % 2 * 8;
+}
+
+// A warp puts the codes of one head's key or value of a position, and their scale, into a page.
 __device__ __forceinline__ void store_codes(std::uint8_t* keys, std::uint8_t* values, float* key_scales,
                                             float* value_scales, int in_page, bool is_value, int lane,
                                             const std::uint8_t (&codes)[8], float scale) {
@@ -133,14 +147,7 @@ __device__ __forceinline__ void store_codes(std::uint8_t* keys, std::uint8_t* va
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[(lane * 8 + i) * page + in_page] = codes[i];
   } else {
-    std::uint32_t words[2];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 |
-                 static_cast<std::uint32_t>(codes[4 * w + 3]) << 24;
-    }
-    const int unit = lane / 2 ^ (in_page & 1) << 2;
-    *reinterpret_cast<uint2*>(keys + in_page * dim + unit * 16 + lane % 2 * 8) = make_uint2(words[0], words[1]);
+    *reinterpret_cast<uint2*>(keys + in_page * dim + key_place(in_page, lane)) = pack_codes(codes);
   }
   if (lane == 0) (is_value ? value_scales : key_scales)[in_page] = scale;
 }

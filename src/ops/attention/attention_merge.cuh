@@ -6,17 +6,26 @@
 
 namespace splash::ops::paged {
 
-constexpr int merge_threads = 64;  // four dims each
-constexpr int merged_at_once = 16;
+constexpr int merge_threads = dim / 2;  // two dims each
+constexpr int merged_at_once = 20;
+
+__device__ __forceinline__ float2 load_pair(std::uint64_t from) {
+  float2 pair;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "l"(from));
+  return pair;
+}
 
 // Grid: query rows of a tile x (tiles * kv heads) x segments. Partial sums wait in registers: blocks of the linear that
-// comes next, which want most of a multiprocessor's shared memory, can be there before these are done.
+// comes next, which want most of a multiprocessor's shared memory, can be there before these are done. What a chunk keeps
+// of those before it and what it adds follows from the maxima up to it, so a thread each finds them side by side.
 template <class Kind>
-__global__ void __launch_bounds__(merge_threads) merge_kernel(const __grid_constant__ Arguments args) {
-  __shared__ float2 stats[Kind::most_chunks];
+__global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_constant__ Arguments args) {
+  static_assert(Kind::most_chunks <= merge_threads && merge_threads % 4 == 0 && merged_at_once % 4 == 0);
+  __shared__ float4 shares[merge_threads];  // kept, added, sum
+  __shared__ float tops[merge_threads / 32];
   cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
-  const int m = blockIdx.x, thread = threadIdx.x;
+  const int m = blockIdx.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   int kv_head = blockIdx.y, first = 0;
   if (args.tiles > 1) {
     kv_head = blockIdx.y % args.kv_heads;
@@ -27,45 +36,78 @@ __global__ void __launch_bounds__(merge_threads) merge_kernel(const __grid_const
   const int chunks = args.slots == 1 ? 1 : Kind::chunks_for(segment.position + first + rows);
   const std::int64_t base =
       (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * args.slots * args.part_rows + m;
-  const int row = segment.first_row + first + in_tile;
-  const int column = (kv_head * args.group + m - in_tile * args.group) * dim + thread * 4;
-  const float* from = args.partials + base * dim + thread * 4;
-  const std::int64_t step = std::int64_t{args.part_rows} * dim;
+  const int row = segment.first_row + first + in_tile, head = kv_head * args.group + m - in_tile * args.group;
+  // A warp's 64 dims leave it as sixteen half lines.
+  const int column = head * dim + warp * 64 + lane % 16 * 4;
+  // As numbers, or the compiler works them out from scratch for each chunk behind the wait.
+  std::uint64_t from = reinterpret_cast<std::uint64_t>(args.partials + base * dim + thread * 2);
+  std::uint64_t stats_from = reinterpret_cast<std::uint64_t>(args.stats + (base + std::int64_t{thread} * args.part_rows) * 2);
+  asm volatile("" : "+l"(from), "+l"(stats_from));
+  const unsigned step = args.part_rows * dim * 4;
   cuda::wait_for_predecessors();
-  float4 values[merged_at_once];
+  float2 stats = make_float2(-INFINITY, 0);
+  if (thread < chunks)
+    stats = load_pair(stats_from);
+  float2 values[merged_at_once];
+  // What is not there adds -0, which changes nothing.
   auto read = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < merged_at_once; ++i) {
-      if (begin + i < chunks) values[i] = *reinterpret_cast<const float4*>(from + i * step);
+      values[i] = make_float2(-0.0f, -0.0f);
+      if (begin + i < chunks) values[i] = load_pair(from + std::uint64_t{step} * i);
     }
-    from += merged_at_once * step;
+    from += std::uint64_t{step} * merged_at_once;
   };
   read(0);
-  const float4 gate = *reinterpret_cast<const float4*>(cuda::row_of(args.rows.q_gate, row) + column * 2 - thread * 4 + dim);
-  for (int i = thread; i < chunks; i += merge_threads)
-    stats[i] = *reinterpret_cast<const float2*>(args.stats + (base + std::int64_t{i} * args.part_rows) * 2);
+  const float4 gate = *reinterpret_cast<const float4*>(cuda::row_of(args.rows.q_gate, row) + column + (head + 1) * dim);
+  // The largest of the chunks up to this one, and of those before it.
+  float top = stats.x;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance <<= 1) {
+    const float other = __shfl_up_sync(0xffffffffu, top, distance);
+    if (lane >= distance) top = fmaxf(top, other);
+  }
+  if (lane == 31) tops[warp] = top;
+  float before = __shfl_up_sync(0xffffffffu, top, 1);
+  if (lane == 0) before = -INFINITY;
   __syncthreads();
-  float maximum = stats[0].x, sum = stats[0].y;
-  float4 out = values[0];
+#pragma unroll
+  for (int w = 0; w < merge_threads / 32 - 1; ++w) {
+    const float other = w < warp ? tops[w] : -INFINITY;
+    top = fmaxf(top, other), before = fmaxf(before, other);
+  }
+  shares[thread] = thread < chunks ? make_float4(power(before, top), power(stats.x, top), stats.y, 0)
+                                   : make_float4(1, 1, -0.0f, 0);
+  __syncthreads();
+  float sum = -0.0f;
+  float2 out = make_float2(-0.0f, -0.0f);
 #pragma unroll 1
   for (int begin = 0;;) {
+    constexpr int together = 4;
 #pragma unroll
-    for (int i = 0; i < merged_at_once; ++i) {
-      if (begin + i == 0 || begin + i >= chunks) continue;
-      float keep, add;
-      merge_factors(maximum, sum, stats[begin + i].x, stats[begin + i].y, keep, add);
-      out.x = fmaf(out.x, keep, __fmul_rn(values[i].x, add)), out.y = fmaf(out.y, keep, __fmul_rn(values[i].y, add));
-      out.z = fmaf(out.z, keep, __fmul_rn(values[i].z, add)), out.w = fmaf(out.w, keep, __fmul_rn(values[i].w, add));
+    for (int i = 0; i < merged_at_once; i += together) {
+      if (begin + i >= chunks) break;
+#pragma unroll
+      for (int j = i; j < i + together; ++j) {
+        const float4 share = shares[begin + j];
+        sum = fmaf(sum, share.x, __fmul_rn(share.z, share.y));
+        out.x = fmaf(out.x, share.x, __fmul_rn(values[j].x, share.y));
+        out.y = fmaf(out.y, share.x, __fmul_rn(values[j].y, share.y));
+      }
     }
     begin += merged_at_once;
     if (begin >= chunks) break;
     read(begin);
   }
   const float inverse_sum = 1.0f / sum;
-  out.x = gated_value(out.x, inverse_sum, gate.x), out.y = gated_value(out.y, inverse_sum, gate.y);
-  out.z = gated_value(out.z, inverse_sum, gate.z), out.w = gated_value(out.w, inverse_sum, gate.w);
-  *reinterpret_cast<float4*>(cuda::row_of(args.out, row) + column) = out;
-  cuda::store_half_line(args.panel, row, column, {out.x, out.y, out.z, out.w});
+  float line[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) line[i] = __shfl_sync(0xffffffffu, i % 2 ? out.y : out.x, lane % 16 * 2 + i / 2);
+  if (lane >= 16) return;
+  line[0] = gated_value(line[0], inverse_sum, gate.x), line[1] = gated_value(line[1], inverse_sum, gate.y);
+  line[2] = gated_value(line[2], inverse_sum, gate.z), line[3] = gated_value(line[3], inverse_sum, gate.w);
+  *reinterpret_cast<float4*>(cuda::row_of(args.out, row) + column) = make_float4(line[0], line[1], line[2], line[3]);
+  cuda::store_half_line(args.panel, row, column, line);
 }
 
 template <class Kind>

@@ -32,9 +32,12 @@ constexpr int unit = 128, unit_pages = unit / page;
 constexpr int key_bytes = page * dim;
 // Pages of values lie 32 bytes off the others' banks: a read takes 32 bytes of each of four rows in two pages.
 constexpr int value_bytes = page * dim + 32;
-// Eight queries: 32 core matrices of 128 bytes, 16 apart, so that the lanes that store a query hit different banks.
-constexpr int core_step = 144, query_bytes = 32 * core_step;
+// Eight queries: 32 core matrices of 128 bytes in four runs of eight; pairs of a run lie 16 bytes further apart, so that
+// the lanes that store a query hit different banks, all but two.
+constexpr int core_run = 8 * 128 + 3 * 16, query_bytes = 4 * core_run;
+__host__ __device__ constexpr int core_in_run(int core) { return core * 128 + core / 2 * 16; }
 constexpr int weight_bytes = unit / 8 * 128;  // of eight queries
+constexpr int new_rows = 8;                   // at most, of a tile that makes its rows itself: a warp each
 
 struct Narrow {
   // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
@@ -57,33 +60,35 @@ static_assert(Narrow::chunks_for(262144) == Narrow::most_chunks && Narrow::chunk
               Narrow::chunk_begin(16) == 2048 && Narrow::chunk_begin(24) == 4096 && Narrow::chunk_begin(80) == 32768 &&
               Narrow::chunk_begin(96) == 65536);
 
+// column: the first of the tile's that are this block's.
 struct Tile {
-  int kv_head, first, rows, position;
+  int kv_head, first, rows, position, column;
 };
 
-// The units of one block: its chunks come in turn, every second time from the other end, so that the blocks that began
-// with a long one do not get the next long one too. The last chunks, with the new positions, are first.
+// The units of one block, the `index`-th of `blocks` that share the chunks: its chunks come in turn, every second time
+// from the other end, so that the blocks that began with a long one do not get the next long one too. The last chunks,
+// with the new positions, are first.
 struct NarrowWalk {
-  int index, step, chunks, limit, chunk, position, end;
-  __device__ void begin(int positions) {
-    index = blockIdx.y, step = 2 * gridDim.y - 1 - 2 * blockIdx.y;
+  int index, blocks, step, chunks, limit, chunk, position, end;
+  __device__ void begin(int positions, int of_blocks, int first) {
+    index = first, blocks = of_blocks, step = 2 * blocks - 1 - 2 * index;
     chunks = Narrow::chunks_for(positions), limit = positions;
     enter();
   }
   __device__ void enter() {
-    chunk = gridDim.y == 1 ? index : chunks - 1 - index;  // alone, a block merges them in order
+    chunk = blocks == 1 ? index : chunks - 1 - index;  // alone, a block merges them in order
     position = Narrow::chunk_begin(chunk), end = min(Narrow::chunk_begin(chunk + 1), limit);
   }
   __device__ bool done() const { return index >= chunks; }
   __device__ void next() {
     position += unit;
     if (position < end) return;
-    index += step, step = 2 * gridDim.y - step;
+    index += step, step = 2 * blocks - step;
     enter();
   }
-  // Whether a position in the last two chunks is this block's.
+  // Whether a position in the last two chunks is this block's (before the first next()).
   __device__ bool mine(int new_position) const {
-    return gridDim.y == 1 || chunks - Narrow::chunks_for(new_position + 1) == static_cast<int>(blockIdx.y);
+    return blocks == 1 || chunks - Narrow::chunks_for(new_position + 1) == index;
   }
 };
 
@@ -103,8 +108,10 @@ struct NarrowShared {
   float keep[columns];                 // what the unit's new maxima leave of the sums before
   float2 all[columns];                 // maximum and sum of the chunks before this one, where the block merges them
   float2 factors[columns];             // what the merge of a chunk keeps and adds
-  alignas(16) float key_gain[dim];
-  PageId first_pages[unit_pages];  // of the first unit
+  // Codes of this pass's rows as a page has them (values row by row), until their unit is here.
+  alignas(8) std::uint8_t new_keys[new_rows][dim], new_values[new_rows][dim];
+  alignas(8) float new_scales[new_rows][2];
+  PageId new_pages[2];  // where they go
   std::uint64_t keys_full, values_full, values_empty;
   // Here and not in registers, of which not one is free.
   SegmentEntry segment;
@@ -162,26 +169,15 @@ __device__ __forceinline__ void request_values(NarrowShared<columns>& shared, co
 // quad, dims 16 t + 4 j .. + 3, the first two in the lower core matrix, the others in the upper one.
 template <int columns>
 __device__ __forceinline__ void store_query(NarrowShared<columns>& shared, int m, int lane, const uint4& chunk) {
-  const std::uint32_t to = cuda::shared_address(shared.queries[m / 8]) + (lane / 8 * 2 + lane % 2) * core_step +
+  const std::uint32_t to = cuda::shared_address(shared.queries[m / 8]) + core_in_run(lane / 8 * 2 + lane % 2) +
                            m % 8 * 16 + lane % 8 / 2 * 4;
-  constexpr int apart = 8 * core_step;
-  store_word(to, chunk.x), store_word(to + apart, chunk.y);
-  store_word(to + 2 * apart, chunk.z), store_word(to + 3 * apart, chunk.w);
+  store_word(to, chunk.x), store_word(to + core_run, chunk.y);
+  store_word(to + 2 * core_run, chunk.z), store_word(to + 3 * core_run, chunk.w);
 }
 // The descriptor of the queries for step 4 G + j.
 __device__ __forceinline__ std::uint64_t query_step(std::uint64_t queries, int G, int j) {
-  return queries + (j % 2 * 16 + G * 2 + j / 2) * (core_step / 16);
+  return queries + (j % 2 * 2 * core_run + core_in_run(G * 2 + j / 2)) / 16;
 }
-
-// Which of a tile's rows a warp makes, and its share of their heads: warps are dealt to rows, a power of two to each.
-struct RowShare {
-  int row, rows_apart, head, heads_apart;
-  __device__ RowShare(int rows, int warp) {
-    const int shift = rows > 4 ? 0 : rows > 2 ? 1 : rows > 1 ? 2 : 3;
-    row = warp >> shift, rows_apart = narrow_warps >> shift;
-    heads_apart = 1 << shift, head = warp & (heads_apart - 1);
-  }
-};
 
 // The rotation of a row for the eight dims of a lane; only lanes 0..7 rotate.
 template <int columns>
@@ -193,119 +189,108 @@ __device__ __forceinline__ void rotation_at(const NarrowShared<columns>& shared,
   }
 }
 
-// The tile's rows out of the projections: queries normed and rotated; keys and values of the rows that fall into chunks of
-// this block into their pages, and into the unit that is already here. A warp per head, two at a time, the next on
+// The block's columns out of the projections, normed and rotated: neighbouring ones a warp, two at a time, the next on
 // their way.
 template <int columns>
-__device__ __forceinline__ void make_rows(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
-                                          const NarrowWalk& walk, NarrowShared<columns>& shared, int warp, int lane,
-                                          const float (&q_gain)[8]) {
-  const RowShare share(tile.rows, warp);
-  bool later = false;
-#pragma unroll 1
-  for (int row = share.row; row < tile.rows; row += share.rows_apart) {
-    constexpr int together = 2;
-    const float* from = cuda::row_of(args.rows.q_gate, segment.first_row + row) +
-                        (tile.kv_head * args.group + share.head) * 2 * dim + lane * 8;
-    const int step = share.heads_apart * 2 * dim, m = row * args.group;
-    auto read = [&](int head, float (&x)[together][8]) {
+__device__ __forceinline__ void make_queries(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
+                                             int count, NarrowShared<columns>& shared, int warp, int lane,
+                                             const float (&q_gain)[8]) {
+  constexpr int together = 2;
+  const int each = (count + narrow_warps - 1) / narrow_warps, end = min((warp + 1) * each, count);
+  auto read = [&](int first, float (&x)[together][8]) {
 #pragma unroll
-      for (int i = 0; i < together; ++i) {
-        if (head + i * share.heads_apart < args.group) read_line(from + i * step, x[i]);
-      }
-      from += together * step;
-    };
-    float x[together][8], ahead[together][8];
-    read(share.head, x);
-    // Key or value, or one after the other.
-    const bool mine = walk.mine(tile.position + row);
-    float one[8];
-    if (mine)
-      read_line(cuda::row_of(share.head == 0 ? args.rows.k : args.rows.v, segment.first_row + row) + tile.kv_head * dim +
-                    lane * 8, one);
-    Rotation rotation;
-    rotation_at(shared, row, lane, rotation);
+    for (int i = 0; i < together; ++i) {
+      const int m = tile.column + first + i, row = m * args.group_inverse >> 16, head = m - row * args.group;
+      if (first + i < end)
+        read_line(cuda::row_of(args.rows.q_gate, segment.first_row + row) +
+                      (tile.kv_head * args.group + head) * 2 * dim + lane * 8, x[i]);
+    }
+  };
+  float x[together][8], ahead[together][8];
+  read(warp * each, x);
 #pragma unroll 1
-    for (int head = share.head; head < args.group;) {
-      const int next = head + together * share.heads_apart;
-      if (next < args.group) read(next, ahead);
+  for (int first = warp * each; first < end;) {
+    const int next = first + together;
+    if (columns > 16 && next < end) read(next, ahead);
 #pragma unroll
-      for (int i = 0; i < together; ++i) {
+    for (int i = 0; i < together; ++i) {
+      if (first + i < end) {
+        Rotation rotation;
+        rotation_at(shared, (tile.column + first + i) * args.group_inverse >> 16, lane, rotation);
         norm_and_rotate(args, q_gain, rotation, lane, x[i]);
-        if (head + i * share.heads_apart < args.group)
-          store_query(shared, m + head + i * share.heads_apart, lane, pack_query(x[i]));
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[i][e] = ahead[i][e];
-      }
-      head = next;
-    }
-    if (!mine) continue;
-    const int position = tile.position + row, in_unit = position - walk.position, in_page = position % page;
-    const bool here = in_unit >= 0 && in_unit < unit;  // else a later unit of this block
-    std::uint8_t* to =
-        page_of(args, here ? shared.first_pages[in_unit / page] : segment.pages[position / page], tile.kv_head);
-    auto* scales = reinterpret_cast<float*>(to + key_scales_offset);
-    if (here) {
-      cuda::barrier_wait(cuda::shared_address(&shared.keys_full), 0);
-      cuda::barrier_wait(cuda::shared_address(&shared.values_full), 0);
-    } else {
-      later = true;
-    }
-#pragma unroll 1
-    for (int task = share.head; task < 2; task += share.heads_apart) {
-      float other[8];
-      if (task == 0) {
-        read_line(cuda::row_of(args.rows.v, segment.first_row + row) + tile.kv_head * dim + lane * 8, other);
-        float gain[8];
-        read_line(shared.key_gain + lane * 8, gain);
-        norm_and_rotate(args, gain, rotation, lane, one);
-      }
-      std::uint8_t codes[8];
-      const float scale = quantise(one, codes);
-      if (task == 0 || !here)
-        store_codes(to, to + values_offset, scales, scales + page, in_page, task != 0, lane, codes, scale);
-      if (here) {
-        const int at = in_unit / page;
-        if (task == 0) {
-          store_codes(shared.keys[at], nullptr, shared.scales[at], nullptr, in_page, false, lane, codes, scale);
-        } else {  // each lane in an order of its own: four banks at a time instead of one
-          const std::uint32_t words[2] = {codes[0] | codes[1] << 8 | codes[2] << 16 | std::uint32_t{codes[3]} << 24,
-                                          codes[4] | codes[5] << 8 | codes[6] << 16 | std::uint32_t{codes[7]} << 24};
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const int e = (lane + i) % 8;
-            shared.values[at][(lane * 8 + e) * page + in_page] =
-                static_cast<std::uint8_t>((e < 4 ? words[0] : words[1]) >> e % 4 * 8);
-          }
-          if (lane == 0) scales[page + in_page] = shared.scales[at][page + in_page] = scale;
-        }
+        store_query(shared, first + i, lane, pack_query(x[i]));
       }
 #pragma unroll
-      for (int e = 0; e < 8; ++e) one[e] = other[e];
+      for (int e = 0; e < 8; ++e) x[i][e] = ahead[i][e];
     }
+    first = next;
   }
-  // Bulk copies of this block read them: they must have left for the L2.
-  if (later) {
-    __threadfence();
-    asm volatile("fence.proxy.async;" ::: "memory");
-  }
-  __syncwarp();
 }
 
-// New values out of the unit that is here into their pages, eight positions of a dim at a time with what was there before;
-// a thread per dim. (A byte at a time, as they come, would be four times as many sectors.)
+// Codes of the key and the value of a warp's row, for this block's copy of their unit; the key's into its page.
 template <int columns>
-__device__ __forceinline__ void store_values(const Arguments& args, const Tile& tile, const NarrowWalk& walk,
-                                             const NarrowShared<columns>& shared, int thread) {
-  static_assert(narrow_threads == dim);
-  const int first = max(tile.position, walk.position) / 8 * 8;
-  const int end = min(tile.position + tile.rows, min(walk.position + unit, walk.end));
-#pragma unroll 1
-  for (int position = first; position < end; position += 8) {
-    const int in_unit = position - walk.position, at = thread * page + position % page;
-    *reinterpret_cast<uint2*>(page_of(args, shared.first_pages[in_unit / page], tile.kv_head) + values_offset + at) =
-        *reinterpret_cast<const uint2*>(shared.values[in_unit / page] + at);
+__device__ __forceinline__ void make_row(const Arguments& args, const Tile& tile, NarrowShared<columns>& shared, int row,
+                                         int lane, const float (&gain)[8], float (&key)[8], float (&value)[8]) {
+  const int position = tile.position + row;
+  Rotation rotation;
+  rotation_at(shared, row, lane, rotation);
+  norm_and_rotate(args, gain, rotation, lane, key);
+  std::uint8_t codes[8];
+  const float key_scale = quantise(key, codes);
+  const int in_page = position % page, at = key_place(in_page, lane);
+  const uint2 packed = pack_codes(codes);
+  const float value_scale = quantise(value, codes);
+  *reinterpret_cast<uint2*>(&shared.new_keys[row][at]) = packed;
+  *reinterpret_cast<uint2*>(&shared.new_values[row][lane * 8]) = pack_codes(codes);
+  if (lane == 0) *reinterpret_cast<float2*>(shared.new_scales[row]) = make_float2(key_scale, value_scale);
+  if (tile.column > 0) return;
+  std::uint8_t* to = page_of(args, shared.new_pages[position / page - tile.position / page], tile.kv_head);
+  *reinterpret_cast<uint2*>(to + in_page * dim + at) = packed;
+  if (lane < 2)
+    *reinterpret_cast<float*>(to + key_scales_offset + (lane * page + in_page) * 4) = lane ? value_scale : key_scale;
+}
+
+// Rows of this pass into the keys of the unit that is here, whose first position is `ahead` behind the tile's first; with
+// both scales.
+template <int columns>
+__device__ __forceinline__ void add_keys(NarrowShared<columns>& shared, int ahead, int warp, int lane) {
+  const int in_unit = warp - ahead;
+  if (warp < shared.tile.rows && static_cast<unsigned>(in_unit) < unit) {
+    const int at = in_unit / page, in_page = in_unit % page;
+    *reinterpret_cast<uint2*>(&shared.keys[at][in_page * dim + lane * 8]) =
+        *reinterpret_cast<const uint2*>(&shared.new_keys[warp][lane * 8]);
+    if (lane < 2) shared.scales[at][lane * page + in_page] = shared.new_scales[warp][lane];
   }
+  cuda::stores_for_wgmma();  // and before the copies that come next
+  __syncthreads();
+}
+// And into its values: eight positions of a dim at a time, which go into their page with what was there before; a thread
+// per dim. (A byte at a time, as they come, would be four times as many sectors.)
+template <int columns>
+__device__ __forceinline__ void add_values(const Arguments& args, NarrowShared<columns>& shared, int ahead, int thread) {
+  static_assert(narrow_threads == dim);
+  const Tile& tile = shared.tile;
+#pragma unroll 1
+  for (int first = max(0, -ahead) / 8 * 8; first < min(unit, tile.rows - ahead); first += 8) {
+    auto* at = reinterpret_cast<uint2*>(&shared.values[first / page][thread * page + first % page]);
+    const uint2 before = *at;
+    std::uint32_t words[2] = {before.x, before.y};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = first + i + ahead;
+      if (static_cast<unsigned>(row) < static_cast<unsigned>(tile.rows))
+        words[i / 4] = __byte_perm(words[i / 4], shared.new_values[row][thread], 0x3210 + ((4 - i % 4) << i % 4 * 4));
+    }
+    const uint2 now = make_uint2(words[0], words[1]);
+    *at = now;
+    if (tile.column == 0) {
+      const int which = (tile.position + ahead + first) / page - tile.position / page;
+      *reinterpret_cast<uint2*>(page_of(args, shared.new_pages[which], tile.kv_head) + values_offset + thread * page +
+                                first % page) = now;
+    }
+  }
+  cuda::stores_for_wgmma();
+  __syncthreads();
 }
 
 // The queries as prepared.
@@ -313,7 +298,7 @@ template <int columns>
 __device__ __forceinline__ void load_queries(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
                                              NarrowShared<columns>& shared, int warp, int lane) {
 #pragma unroll 4
-  for (int m = warp; m < tile.rows * args.group; m += narrow_warps) {
+  for (int m = warp; m < tile.rows * args.group; m += narrow_warps) {  // never cut at columns
     const int row = m * args.group_inverse >> 16, head = tile.kv_head * args.group + m - row * args.group;
     const std::int64_t at = std::int64_t{segment.first_row + tile.first + row} * args.query_heads + head;
     store_query(shared, m, lane, *reinterpret_cast<const uint4*>(args.queries + at * dim + lane * 8));
@@ -367,36 +352,14 @@ __device__ __forceinline__ int joined_column(int k, int lane, int first) {
   return c / 2 * 8 + first + c % 2;
 }
 
-// Grid: (tiles * kv heads) x splits x segments, the last rows, which see most, first; at short contexts the blocks that
-// have a chunk come first and get a multiprocessor each. own: the tile makes its queries and stores its rows' keys and
-// values itself.
+// One block: the tile's columns from tile.column on.
 template <int columns, bool own>
-__global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
-    narrow_kernel(const __grid_constant__ Arguments args) {
-  extern __shared__ __align__(128) unsigned char memory[];
+__device__ __forceinline__ void narrow_block(const Arguments& args, unsigned char* memory, const SegmentEntry& segment,
+                                             const Tile& tile, const NarrowWalk& walk) {
   auto& shared = *reinterpret_cast<NarrowShared<columns>*>(memory);
   constexpr int tiles = columns / 8, mine = columns / 4;  // a thread's columns: 8 n + 2 t, + 1
   const int thread = threadIdx.x, lane = threadIdx.x % 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the warp's
-  cuda::dependents_may_start();
-  // A launch's parameters come into the constant cache line by line: here a line per warp, not one after the other below.
-  if (lane == 0) {
-    for (int line = warp; line < static_cast<int>(sizeof(Arguments) / 64); line += narrow_warps)
-      reinterpret_cast<volatile int*>(shared.factors)[line] = reinterpret_cast<const int*>(&args)[line * 16];
-  }
-  const SegmentEntry segment = args.segments[blockIdx.z];
-  Tile tile;
-  tile.kv_head = blockIdx.x, tile.first = 0;
-  if (args.tiles > 1) {
-    tile.kv_head = blockIdx.x % args.kv_heads;
-    tile.first = (args.tiles - 1 - static_cast<int>(blockIdx.x) / args.kv_heads) * args.tile_rows;
-  }
-  tile.rows = min(args.tile_rows, segment.rows - tile.first);
-  tile.position = segment.position + tile.first;
-  if (tile.rows <= 0) return;
-  NarrowWalk walk;
-  walk.begin(tile.position + tile.rows);
-  if (walk.done()) return;
   if (thread == 0) {
     cuda::barrier_init(cuda::shared_address(&shared.keys_full), 1);
     cuda::barrier_init(cuda::shared_address(&shared.values_full), 1);
@@ -409,32 +372,40 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
     shared.maxima[0][thread] = ordered_nothing, shared.running[0][thread] = nothing;
   const int first_pages = unit_page_count(walk.position, walk.limit);
   PageId id = warp == 0 && lane < first_pages ? segment.pages[walk.position / page + lane] : 0;
-  if (warp == 0 && lane < unit_pages) shared.first_pages[lane] = id;
+  const bool new_here = own && warp < tile.rows && walk.mine(tile.position + warp);
   if constexpr (own) {
-    shared.key_gain[thread] = args.k_norm[thread];
+    if (warp == 1 && lane < 2)
+      shared.new_pages[lane] = segment.pages[(tile.position + (lane ? tile.rows - 1 : 0)) / page];
 #pragma unroll 1
     for (int i = thread; i < tile.rows * 32; i += narrow_threads)
       shared.rotations[i / 32][i % 32] = sine_and_cosine(args, tile.position + i / 32, i % 32);
   }
   for (int i = thread; i < narrow_warps * columns; i += narrow_threads) shared.sums[0][i] = 0;
   __syncthreads();
-  // What a page lacks of this pass's rows this block stores into its copy too, so nothing here has to be waited for.
+  // What a page lacks of this pass's rows, or has of them already, is put right in the copy, so nothing here has to be
+  // waited for.
   if constexpr (!own) cuda::wait_for_predecessors();
   if (warp == 0) {
     const std::uint8_t* from = page_of(args, id, tile.kv_head);
     request_keys(shared, from, first_pages, lane), request_values(shared, from, first_pages, lane);
   }
   if constexpr (own) {
-    float q_gain[8];
-    read_gain(args.q_norm, lane, q_gain);
+    float q_gain[8], k_gain[8];
+    read_gain(args.q_norm, lane, q_gain), read_gain(args.k_norm, lane, k_gain);
+    const std::int64_t row = segment.first_row + warp;
+    float key[8], value[8];
     cuda::wait_for_predecessors();
-    make_rows(args, segment, tile, walk, shared, warp, lane, q_gain);
+    if (new_here) {
+      read_line(cuda::row_of(args.rows.k, row) + tile.kv_head * dim + lane * 8, key);
+      read_line(cuda::row_of(args.rows.v, row) + tile.kv_head * dim + lane * 8, value);
+    }
+    make_queries(args, segment, tile, min(columns, tile.rows * args.group - tile.column), shared, warp, lane, q_gain);
+    if (new_here) make_row(args, tile, shared, warp, lane, k_gain, key, value);
   } else {
     load_queries(args, segment, tile, shared, warp, lane);
   }
   cuda::stores_for_wgmma();
   __syncthreads();
-  if constexpr (own) store_values(args, tile, walk, shared, thread);
 
   // Rows of the score product: positions 16 (g / 2) + 4 (warp % 4) + g % 2, and two further on, of the group's 64.
   const int row = g / 2 % 2 * 16 + warp % 4 * 4 + g % 2, row_page = warp / 4 * 2 + g / 4;
@@ -444,7 +415,7 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
   const int first_dim = warp / 4 * 128 + warp % 4 * 16 + 2 * g;
   const std::uint8_t* const value_row = shared.values[t / 2] + first_dim * page + t % 2 * 16;
   const std::uint64_t queries =
-      cuda::matrix_descriptor(cuda::shared_address(shared.queries), 8 * core_step, query_bytes);
+      cuda::matrix_descriptor(cuda::shared_address(shared.queries), core_run, query_bytes);
   const std::uint64_t weights = cuda::matrix_descriptor(cuda::shared_address(shared.weights), 128, weight_bytes);
 
   float out[2][columns / 2];
@@ -459,6 +430,10 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
     const int thread = static_cast<int>(thread_index % narrow_threads);
     const int lane = thread & 31, mine_first = thread % 4 * 2;  // the first of the thread's columns
     cuda::barrier_wait(cuda::shared_address(&shared.keys_full), parity);
+    if constexpr (own) {
+      const int ahead = shared.units[parity ^ 1].x - shared.tile.position;
+      if (ahead + unit > 0) add_keys(shared, ahead, warp, lane);
+    }
     float s[columns / 2];
 #pragma unroll
     for (int G = 0; G < 4; ++G) {
@@ -500,7 +475,7 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
       for (int n = 0; n < tiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int seen = (n * 8 + mine_first + e) * args.group_inverse >> 16;
+          const int seen = (shared.tile.column + n * 8 + mine_first + e) * args.group_inverse >> 16;
           if (beyond > seen) s[n * 4 + e] = -INFINITY;
           if (beyond + 2 > seen) s[n * 4 + 2 + e] = -INFINITY;
         }
@@ -572,6 +547,10 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
     }
 
     cuda::barrier_wait(cuda::shared_address(&shared.values_full), parity);
+    if constexpr (own) {
+      const int ahead = shared.units[parity ^ 1].x - shared.tile.position;
+      if (ahead + unit > 0) add_values(args, shared, ahead, thread);
+    }
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       const std::uint64_t at = weights + q * 4 * 16;  // two core matrices of 128 bytes a step
@@ -596,8 +575,8 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
     const int chunk = shared.units[parity].y;  // of this unit, after the flip
     __syncthreads();
     const std::int64_t part = ((static_cast<std::int64_t>(blockIdx.z) * gridDim.x + blockIdx.x) * args.slots +
-                               (args.slots > 1 ? chunk : 0)) * args.part_rows;
-    const int count = shared.tile.rows * args.group;
+                               (args.slots > 1 ? chunk : 0)) * args.part_rows + shared.tile.column;
+    const int count = min(columns, shared.tile.rows * args.group - shared.tile.column);
     if (thread < count) {
       float total = 0;
 #pragma unroll
@@ -643,6 +622,46 @@ __global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
     for (int i = 0; i < columns / 2; ++i) out[0][i] = out[1][i] = 0;
     ++merged;
   }
+}
+
+// Grid: (tiles * kv heads) x splits x segments, the last rows, which see most, first; at short contexts the blocks that
+// have a chunk come first and get a multiprocessor each. own: the tile makes its queries and stores its rows' keys and
+// values itself; where its chunks leave blocks without work, several share a chunk, sixteen columns each.
+template <int columns, bool own>
+__global__ void __launch_bounds__(narrow_threads, columns > 48 ? 1 : 2)
+    narrow_kernel(const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  cuda::dependents_may_start();
+  // A launch's parameters come into the constant cache line by line: here a line per warp, not one after the other below.
+  if (threadIdx.x % 32 == 0) {
+    for (int line = threadIdx.x / 32; line < static_cast<int>(sizeof(Arguments) / 64); line += narrow_warps)
+      reinterpret_cast<volatile int*>(memory)[line] = reinterpret_cast<const int*>(&args)[line * 16];
+  }
+  const SegmentEntry segment = args.segments[blockIdx.z];
+  Tile tile;
+  tile.kv_head = blockIdx.x, tile.first = 0, tile.column = 0;
+  if (args.tiles > 1) {
+    tile.kv_head = blockIdx.x % args.kv_heads;
+    tile.first = (args.tiles - 1 - static_cast<int>(blockIdx.x) / args.kv_heads) * args.tile_rows;
+  }
+  tile.rows = min(args.tile_rows, segment.rows - tile.first);
+  tile.position = segment.position + tile.first;
+  if (tile.rows <= 0) return;
+  const int positions = tile.position + tile.rows;
+  NarrowWalk walk;
+  if constexpr (own && columns > 16) {
+    constexpr int shares = columns / 16;
+    const int blocks = gridDim.y / shares;
+    if (blocks > 1 && Narrow::chunks_for(positions) <= blocks) {
+      tile.column = blockIdx.y % shares * 16;
+      walk.begin(positions, blocks, blockIdx.y / shares);
+      if (walk.done() || tile.column >= tile.rows * args.group) return;
+      return narrow_block<16, own>(args, memory, segment, tile, walk);
+    }
+  }
+  walk.begin(positions, gridDim.y, blockIdx.y);
+  if (walk.done()) return;
+  narrow_block<columns, own>(args, memory, segment, tile, walk);
 }
 
 template <int columns>

@@ -57,6 +57,19 @@ struct Turn {
   }
 };
 
+// A norm's gain, as Head holds a head.
+template <int dim>
+struct Gain {
+  static constexpr int pairs = dim / 64;
+  float low[pairs], high[pairs];
+
+  __device__ __forceinline__ explicit Gain(const float* from) {
+#pragma unroll
+    for (int j = 0; j < pairs; ++j)
+      low[j] = __ldg(from + threadIdx.x % 32 + 32 * j), high[j] = __ldg(from + threadIdx.x % 32 + 32 * j + dim / 2);
+  }
+};
+
 // One head in a warp's registers, its pairs as those of Turn.
 template <int dim>
 struct Head {
@@ -69,17 +82,19 @@ struct Head {
       low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
   }
   // RMSNorm and rotation.
-  __device__ __forceinline__ void finish(const Rotary& rotary, const float* gain, const Turn<dim>& turn, float* to) const {
+  __device__ __forceinline__ void finish(const Rotary& rotary, const Gain<dim>& gain, const Turn<dim>& turn,
+                                         float* to) const {
     float squares = 0;
 #pragma unroll
     for (int j = 0; j < pairs; ++j) squares = fmaf(low[j], low[j], fmaf(high[j], high[j], squares));
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-    const float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + rotary.rms_eps);
+    float scale;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(fmaf(squares, 1.0f / dim, rotary.rms_eps)));
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
       const int i = threadIdx.x % 32 + 32 * j;
-      const float a = low[j] * scale * __ldg(gain + i), b = high[j] * scale * __ldg(gain + i + dim / 2);
+      const float a = low[j] * scale * gain.low[j], b = high[j] * scale * gain.high[j];
       to[i] = a * turn.cosine[j] - b * turn.sine[j];
       to[i + dim / 2] = b * turn.cosine[j] + a * turn.sine[j];
     }
@@ -109,13 +124,14 @@ __global__ void __launch_bounds__(32)
   const DraftRing ring = segment.ring;
   const std::int64_t slot = (static_cast<std::int64_t>(position % ring.capacity) * kv_heads + head) * dim;
   const Turn<dim> turn(rotary, position);
+  const Gain<dim> gain(k_norm);
   cuda::wait_for_predecessors();
   const int rows = segment.rows;
   if (i >= rows || i + ring.capacity < rows) return;  // a later row takes the same slot
   Head<dim> key, value;
   key.load(cuda::row_of(k, row) + column + head * dim);
   value.load(cuda::row_of(v, row) + column + head * dim);
-  key.finish(rotary, k_norm, turn, ring.keys + slot);
+  key.finish(rotary, gain, turn, ring.keys + slot);
 #pragma unroll
   for (int j = 0; j < Head<dim>::pairs; ++j) {
     ring.values[slot + lane + 32 * j] = value.low[j];
@@ -123,14 +139,16 @@ __global__ void __launch_bounds__(32)
   }
 }
 
-constexpr int chunk_keys = 64;  // positions of a chunk; the block itself is the last chunk
+constexpr int chunk_keys = 64;  // positions of a chunk
 constexpr int query_rows = 32;  // at most, per kv head
 constexpr int attention_threads = 256, attention_warps = attention_threads / 32;
 
 struct DraftArguments {
   Rotary rotary;
   int query_heads, kv_heads, block, window, max_chunks;
-  int resident;  // blocks of a kv head of a segment that are on the chip at once
+  int group, group_inverse;  // query heads per kv head; m / group is m * group_inverse >> 16
+  int resident;  // blocks of a kv head of a segment that are on the chip at once; two at least, a block's keys lie in two
+                 // chunks at most
   const float* q_norm;
   const float* k_norm;
   MatrixView<const float> q, k, v;
@@ -144,10 +162,10 @@ struct DraftArguments {
 __device__ __forceinline__ int first_position(const DraftArguments& args, const DraftBlockSegment& segment) {
   return args.window > 0 ? max(0, segment.position - args.window + 1) : 0;  // of the anchor's row, the widest view back
 }
-// Chunks of a segment: by absolute position, so that their sums do not depend on the window's start; then the block.
-__device__ __forceinline__ int context_chunks(const DraftArguments& args, const DraftBlockSegment& segment) {
-  if (segment.position == 0) return 0;
-  return (segment.position - 1) / chunk_keys - first_position(args, segment) / chunk_keys + 1;
+// Chunks of a segment: by absolute position, so that their sums do not depend on the window's start. The block's own
+// keys are those behind the context: mostly they lie in its last chunk, which costs less than a chunk of their own.
+__device__ __forceinline__ int chunks_of(const DraftArguments& args, const DraftBlockSegment& segment) {
+  return (segment.position + args.block - 1) / chunk_keys - first_position(args, segment) / chunk_keys + 1;
 }
 
 // Strides in floats put the rows that a fragment reads into different banks: 16-byte reads of q and k rows, words of v
@@ -178,19 +196,25 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Split (&a)[4], con
   cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
 }
 
+// 2^(a - b), where a may be -infinity.
+__device__ __forceinline__ float power(float a, float b) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a - b));
+  return a == -INFINITY ? 0.0f : y;
+}
+
 // What threads stored comes before what the copy engine writes at the same place.
 __device__ __forceinline__ void stores_before_copies() {
   if constexpr (cuda::hopper_code) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// A chunk of a segment's keys: the block's own are the last.
+// A chunk of a segment's keys: `old` ones from the ring, then those of the block itself.
 struct DraftChunk {
-  int chunk, begin, count;
-  bool own;
-  __device__ DraftChunk(const DraftArguments& args, const DraftBlockSegment& segment, int chunks, int index)
-      : chunk(index == 0 ? chunks : index - 1), own(index == 0) {
-    begin = own ? segment.position : (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
-    count = own ? args.block : min(chunk_keys, segment.position - begin);
+  int chunk, begin, count, old;
+  __device__ DraftChunk(const DraftArguments& args, const DraftBlockSegment& segment, int chunk) : chunk(chunk) {
+    begin = (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
+    const int context = segment.position - begin;
+    old = max(0, min(chunk_keys, context)), count = min(chunk_keys, context + args.block);
   }
 };
 
@@ -200,7 +224,7 @@ template <int dim, class Rows>
 __device__ __forceinline__ void request_chunk(const DraftArguments& args, const DraftRing& ring, const DraftChunk& unit,
                                               int kv_head, const float* from, Rows& to, std::uint64_t& arrived) {
   constexpr int requesters = cuda::hopper_code ? 1 : 32;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = unit.own ? 0 : unit.count;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = unit.old;
   const std::uint32_t barrier = cuda::shared_address(&arrived);
   if (threadIdx.x == 0) cuda::begin_copies(barrier, count * dim * 4);
   for (int key = cuda::hopper_code ? lane * attention_warps + warp : warp; key < count;
@@ -223,11 +247,10 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
   auto& shared = *reinterpret_cast<DraftShared<dim>*>(memory);
   cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
-  const int kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, rows = args.block * group;
-  const int chunks = context_chunks(args, segment);
-  // The block's own keys come first: little work, whose place another block takes.
-  const int step = chunks + 1 > 3 * args.resident ? args.resident : chunks + 1;
-  int index = blockIdx.x;
+  const int kv_head = blockIdx.y, group = args.group, rows = args.block * group;
+  const int chunks = chunks_of(args, segment);
+  const int step = chunks > 3 * args.resident ? args.resident : chunks;
+  int index = blockIdx.x;  // the chunks with the block's own keys, which take longest, come first
   if (index >= step) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (threadIdx.x == 0) {
@@ -245,39 +268,42 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
     for (int i = threadIdx.x; i < (chunk_keys - unit.count) * dim / 4; i += attention_threads)
       *reinterpret_cast<float4*>(&shared.v[unit.count + i / (dim / 4)][i % (dim / 4) * 4]) = make_float4(0, 0, 0, 0);
   };
-  DraftChunk unit(args, segment, chunks, index);
+  DraftChunk unit(args, segment, chunks - 1 - index);
   request_keys(unit), request_values(unit);
   constexpr int each = query_rows / attention_warps;
-  const auto row_of_query = [&](int i) { return min(warp * each + i, rows - 1) / group; };
-  Turn<dim> turn(args.rotary, segment.position + row_of_query(0));
+  const auto query = [&](int i) { return min(warp * each + i, rows - 1); };
+  const auto row_of = [&](int m) { return m * args.group_inverse >> 16; };
+  Turn<dim> turn(args.rotary, segment.position + row_of(query(0)));
+  const Gain<dim> gain(args.q_norm);
   cuda::wait_for_predecessors();
   Head<dim> heads[each];
 #pragma unroll
   for (int i = 0; i < each; ++i) {
-    const int m = min(warp * each + i, rows - 1);
-    heads[i].load(cuda::row_of(args.q, segment.first_row + m / group) + (kv_head * group + m % group) * dim);
+    const int m = query(i), row = row_of(m);
+    heads[i].load(cuda::row_of(args.q, segment.first_row + row) + (kv_head * group + m - row * group) * dim);
   }
-  if (unit.own) {
-    for (int key = warp; key < unit.count; key += attention_warps) {
-      Head<dim> head;
-      head.load(cuda::row_of(args.k, segment.first_row + key) + kv_head * dim);
-      head.finish(args.rotary, args.k_norm, Turn<dim>(args.rotary, segment.position + key), shared.k[key]);
-      for (int d = lane; d < dim; d += 32)
-        shared.v[key][d] = cuda::row_of(args.v, segment.first_row + key)[kv_head * dim + d];
-    }
+  // Only the first chunk of a block can have some of the block's own keys (DraftArguments::resident).
+#pragma unroll 1
+  for (int key = unit.old + warp; key < unit.count; key += attention_warps) {
+    const int position = unit.begin + key, row = segment.first_row + position - segment.position;
+    Head<dim> head, value;
+    head.load(cuda::row_of(args.k, row) + kv_head * dim), value.load(cuda::row_of(args.v, row) + kv_head * dim);
+    head.finish(args.rotary, Gain<dim>(args.k_norm), Turn<dim>(args.rotary, position), shared.k[key]);
+#pragma unroll
+    for (int j = 0; j < Head<dim>::pairs; ++j)
+      shared.v[key][lane + 32 * j] = value.low[j], shared.v[key][lane + 32 * j + dim / 2] = value.high[j];
   }
 #pragma unroll
   for (int i = 0; i < each; ++i) {
-    if (i > 0 && row_of_query(i) != row_of_query(i - 1))
-      turn = Turn<dim>(args.rotary, segment.position + row_of_query(i));
-    heads[i].finish(args.rotary, args.q_norm, turn, shared.q[warp * each + i]);
+    if (i > 0 && row_of(query(i)) != row_of(query(i - 1)))
+      turn = Turn<dim>(args.rotary, segment.position + row_of(query(i)));
+    heads[i].finish(args.rotary, gain, turn, shared.q[warp * each + i]);
   }
-  const float scale = rsqrtf(static_cast<float>(dim));
+  const float scale = rsqrtf(static_cast<float>(dim)) * 1.4426950408889634f;  // weights are powers of two
   const int quarter = warp % 4, first_row = warp / 4 * 16, first_key = quarter * 16;
 #pragma unroll 1
   for (unsigned parity = 0;; parity ^= 1) {
     const int count = unit.count, begin = unit.begin;
-    const bool own = unit.own;
     stores_before_copies();
     __syncthreads();  // queries and the block's own keys are there
     cuda::barrier_wait(cuda::shared_address(&shared.keys_full), parity);
@@ -308,18 +334,19 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
         ((static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks + unit.chunk) * query_rows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = first_row + h * 8 + g, position = segment.position + m / group;
+      const int m = first_row + h * 8 + g;
+      // Strict window: query position - key position < window; the block's own keys are always inside. So the first key
+      // that is seen, of this thread's, which are n * 8 + c:
+      const int own = segment.position - begin - first_key - 2 * t;
+      const int first = args.window > 0 ? min(own, own + row_of(m) - args.window + 1) : -chunk_keys;
+      const int end = m < rows ? count - first_key - 2 * t : 0;
       float top = -INFINITY;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const int key = first_key + n * 8 + 2 * t + c;
-          // Strict window: query position - key position < window; block keys are always inside.
-          const bool seen =
-              m < rows && key < count && (own || args.window <= 0 || position - (begin + key) < args.window);
           float& score = scores[n][h * 2 + c];
-          score = seen ? score * scale : -INFINITY;
+          score = n * 8 + c >= first && n * 8 + c < end ? score * scale : -INFINITY;
           top = fmaxf(top, score);
         }
       }
@@ -329,8 +356,8 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
     }
     __syncthreads();  // the keys have been read
     index += step;
-    const bool more = index <= chunks;
-    if (more) unit = DraftChunk(args, segment, chunks, index), request_keys(unit);
+    const bool more = index < chunks;
+    if (more) unit = DraftChunk(args, segment, chunks - 1 - index), request_keys(unit);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int m = first_row + h * 8 + g;
@@ -340,8 +367,7 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         float2 weights;
-        weights.x = scores[n][h * 2] == -INFINITY ? 0.0f : expf(scores[n][h * 2] - top);
-        weights.y = scores[n][h * 2 + 1] == -INFINITY ? 0.0f : expf(scores[n][h * 2 + 1] - top);
+        weights.x = power(scores[n][h * 2], top), weights.y = power(scores[n][h * 2 + 1], top);
         *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
         sum += weights.x + weights.y;
       }
@@ -394,12 +420,13 @@ template <int dim>
 __global__ void __launch_bounds__(dim / 2) draft_merge_kernel(const __grid_constant__ DraftArguments args) {
   cuda::dependents_may_start();
   const DraftBlockSegment segment = args.segments[blockIdx.z];
-  constexpr int columns = 2, at_once = 36;
-  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.query_heads / args.kv_heads, lane = threadIdx.x % 32;
+  constexpr int columns = 2, at_once = 34;
+  const int m = blockIdx.x, kv_head = blockIdx.y, group = args.group, lane = threadIdx.x % 32;
   const std::int64_t base =
       (static_cast<std::int64_t>(blockIdx.z) * args.kv_heads + kv_head) * args.max_chunks * query_rows + m;
-  const int chunks = context_chunks(args, segment) + 1;
+  const int chunks = chunks_of(args, segment);
   const float* from = args.partials + base * dim + threadIdx.x * columns;
+  const float* stats_from = args.stats + base * 2;
   cuda::wait_for_predecessors();
   float2 out = {};
   float maximum = -INFINITY, sum = 0;
@@ -409,23 +436,21 @@ __global__ void __launch_bounds__(dim / 2) draft_merge_kernel(const __grid_const
     float2 stats[2], values[at_once];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      stats[i] = *reinterpret_cast<const float2*>(
-          args.stats + (base + static_cast<std::int64_t>(first + min(lane + 32 * i, count - 1)) * query_rows) * 2);
+      stats[i] = *reinterpret_cast<const float2*>(stats_from + min(lane + 32 * i, count - 1) * (query_rows * 2));
 #pragma unroll
     for (int j = 0; j < at_once; ++j) {
-      if (j < count) values[j] = *reinterpret_cast<const float2*>(from);
-      from += query_rows * dim;
+      if (j < count) values[j] = *reinterpret_cast<const float2*>(from + j * (query_rows * dim));
     }
+    from += at_once * query_rows * dim, stats_from += at_once * query_rows * 2;
     float top = fmaxf(stats[0].x, stats[1].x);
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1)
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
     top = fmaxf(top, maximum);
-    const float keep = maximum == -INFINITY ? 0.0f : expf(maximum - top);
+    const float keep = power(maximum, top);
     float weights[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      weights[i] = lane + 32 * i >= count || stats[i].x == -INFINITY ? 0.0f : expf(stats[i].x - top);
+    for (int i = 0; i < 2; ++i) weights[i] = lane + 32 * i >= count ? 0.0f : power(stats[i].x, top);
     float share = fmaf(weights[1], stats[1].y, weights[0] * stats[0].y);
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) share += __shfl_xor_sync(0xffffffffu, share, distance);
@@ -437,13 +462,15 @@ __global__ void __launch_bounds__(dim / 2) draft_merge_kernel(const __grid_const
       if (j < count) out.x = fmaf(values[j].x, weight, out.x), out.y = fmaf(values[j].y, weight, out.y);
     }
   }
+  const float inverse = 1.0f / sum;
+  out.x *= inverse, out.y *= inverse;
   // Lines of eight columns: four lanes have one.
-  const int row = segment.first_row + m / group,
-            column = (kv_head * group + m % group) * dim + static_cast<int>(threadIdx.x) / 32 * 64 + lane * 8;
+  const int in_block = m * args.group_inverse >> 16, row = segment.first_row + in_block,
+            column = (kv_head * group + m - in_block * group) * dim + static_cast<int>(threadIdx.x) / 32 * 64 + lane * 8;
   float line[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    line[i] = __shfl_sync(0xffffffffu, i % columns ? out.y : out.x, lane * 4 % 32 + i / columns) / sum;
+    line[i] = __shfl_sync(0xffffffffu, i % columns ? out.y : out.x, lane * 4 % 32 + i / columns);
   if (lane >= 8) return;
   cuda::store_columns(args.out, row, column, line);
   cuda::store_line(args.panel, row, column, line);
@@ -527,14 +554,17 @@ void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometr
                      std::span<const float> k_norm, MatrixView<const float> q, MatrixView<const float> k,
                      MatrixView<const float> v, int block, std::span<const DraftBlockSegment> segments,
                      MatrixView<float> out) {
-  SPLASH_CHECK(block * geometry.query_heads / geometry.kv_heads <= query_rows);
+  const int group = geometry.query_heads / geometry.kv_heads;
+  SPLASH_CHECK(block * group <= query_rows && block <= chunk_keys);
   DraftArguments args{rotary_of(geometry),
                       geometry.query_heads,
                       geometry.kv_heads,
                       block,
                       geometry.window,
                       0,
-                      std::max(1, 2 * stream.facts().multiprocessors /
+                      group,
+                      (65536 + group - 1) / group,
+                      std::max(2, 2 * stream.facts().multiprocessors /
                                       (geometry.kv_heads * static_cast<int>(segments.size()))),
                       q_norm.data(),
                       k_norm.data(),
@@ -549,7 +579,7 @@ void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometr
   int reach = 0;
   for (const DraftBlockSegment& segment : segments) reach = std::max(reach, segment.ring.capacity);
   if (geometry.window > 0) reach = std::min(reach, geometry.window);
-  args.max_chunks = (reach + chunk_keys - 1) / chunk_keys + 2;  // cut at both ends, and the block
+  args.max_chunks = (reach + block + chunk_keys - 3) / chunk_keys + 1;  // reach + block - 1 positions, cut at both ends
   const std::size_t parts = segments.size() * geometry.kv_heads * args.max_chunks * query_rows;
   args.stats = args.partials + parts * geometry.head_dim;
   SPLASH_CHECK(parts * (geometry.head_dim + 2) * sizeof(float) <= stream.partials_bytes());
