@@ -66,13 +66,17 @@ struct Tile {
 };
 
 // The units of one block, the `index`-th of `blocks` that share the chunks: its chunks come in turn, every second time
-// from the other end, so that the blocks that began with a long one do not get the next long one too. The last chunks,
-// with the new positions, are first.
+// from the other end, so that the blocks that began with a long one do not get the next long one too; a last turn of few,
+// which are short, in pairs, to the blocks that have least. (Neighbouring chunks to a block would be simpler and were
+// slower, 0016.) The last chunks, with the new positions, are first.
 struct NarrowWalk {
-  int index, blocks, step, chunks, limit, chunk, position, end;
+  static constexpr int few = 16;  // the chunks of 128
+  int index, blocks, step, paired, chunks, limit, chunk, position, end;
   __device__ void begin(int positions, int of_blocks, int first) {
     index = first, blocks = of_blocks, step = 2 * blocks - 1 - 2 * index;
     chunks = Narrow::chunks_for(positions), limit = positions;
+    paired = chunks / blocks * blocks;  // from this one on
+    if (paired == 0 || chunks - paired > few) paired = chunks;
     enter();
   }
   __device__ void enter() {
@@ -83,7 +87,12 @@ struct NarrowWalk {
   __device__ void next() {
     position += unit;
     if (position < end) return;
-    index += step, step = 2 * blocks - step;
+    if (index >= paired) {
+      index = (index - paired) % 2 == 0 ? index + 1 : chunks;
+    } else {
+      index += step, step = 2 * blocks - step;
+      if (index >= paired) index += index - paired;
+    }
     enter();
   }
   // Whether a position in the last two chunks is this block's (before the first next()).
