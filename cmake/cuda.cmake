@@ -102,9 +102,12 @@ function(splash_cuda_unit out name)
   endif()
 endfunction()
 
-# A test that prints registers and spills of every kernel of a library and fails where a hot one spills; it needs no GPU.
+# Tests of a library's machine code, which need no GPU: one prints registers and spills of every kernel and fails where a hot one
+# spills, one fails where sums of the matrix unit are read before they are waited for.
 function(splash_cuda_resources name)
-  add_test(NAME ${name}_resources
-           COMMAND ${PROJECT_SOURCE_DIR}/bench/cuda/resources.sh ${SPLASH_CUDA_KIT}/bin/cuobjdump $<TARGET_FILE:${name}>)
-  set_tests_properties(${name}_resources PROPERTIES LABELS cuda)
+  foreach(test resources waits)
+    add_test(NAME ${name}_${test}
+             COMMAND ${PROJECT_SOURCE_DIR}/bench/cuda/${test}.sh ${SPLASH_CUDA_KIT}/bin/cuobjdump $<TARGET_FILE:${name}>)
+    set_tests_properties(${name}_${test} PROPERTIES LABELS cuda)
+  endforeach()
 endfunction()

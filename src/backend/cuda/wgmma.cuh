@@ -14,9 +14,16 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int pending>
-__device__ __forceinline__ void wgmma_wait() {
+// The sums that are read next are named: to the compiler they were there when the instruction stood, and it would copy
+// them before the wait (as it did in a kernel that handed them on at once).
+template <int pending, int... n>
+__device__ __forceinline__ void wgmma_wait(float (&... sums)[n]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  const auto stay = [](auto& values) {
+#pragma unroll
+    for (float& value : values) asm volatile("" : "+f"(value));
+  };
+  (stay(sums), ...);
 }
 // What ordinary stores of this thread wrote into shared memory becomes visible to the matrix unit; a barrier follows.
 __device__ __forceinline__ void stores_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -474,7 +474,7 @@ __device__ __forceinline__ void narrow_block(const Arguments& args, unsigned cha
       const float scale = fmaxf(scales[page], 1e-20f);
       value_log[h] = __log2f(scale), value_inverse[h] = __fdividef(1.0f, scale);
     }
-    cuda::wgmma_wait<0>();
+    cuda::wgmma_wait<0>(s);
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) s[i] = fmaf(s[i], key_scale[i / 2 % 2], value_log[i / 2 % 2]);
     const int ahead = shared.units[parity ^ 1].x - shared.tile.position;  // of the tile's first row
@@ -577,7 +577,7 @@ __device__ __forceinline__ void narrow_block(const Arguments& args, unsigned cha
       cuda::barrier_wait(cuda::shared_address(&shared.values_empty), parity);
       request_values(shared, page_of(args, id, shared.tile.kv_head), unit_page_count(next.x, shared.walk.limit), lane);
     }
-    cuda::wgmma_wait<0>();
+    cuda::wgmma_wait<0>(out[0], out[1]);
     parity ^= 1;
     if (!chunk_done) continue;
 

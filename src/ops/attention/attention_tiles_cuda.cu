@@ -408,7 +408,7 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk walk, int fi
   };
   int done_chunks = 0, chunk = walk.chunk;
   multiply_keys(0);
-  cuda::wgmma_wait<0>();
+  cuda::wgmma_wait<0>(s);
   for (int i = 0;; ++i) {
     const int stage = i % stages;
     __syncwarp();
@@ -438,11 +438,11 @@ __device__ __forceinline__ void consume(const Arguments& args, Walk walk, int fi
     walk.next();
     if (walk.done()) break;
     multiply_keys(i + 1);  // behind this block's values: the matrix unit goes on without a gap
-    cuda::wgmma_wait<0>();
+    cuda::wgmma_wait<0>(s, out);
     __syncwarp();
     if (lane == 0) cuda::barrier_arrive(cuda::shared_address(&shared.values_empty[stage]));
   }
-  cuda::wgmma_wait<0>();
+  cuda::wgmma_wait<0>(out);
   if (gridDim.x > 1) {
     end_chunk(args, shared, warp, lane, chunk, false, out, rows);
   } else {
