@@ -13,8 +13,7 @@ namespace splash::ops {
 
 inline void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate,
                           const pack::Weight& up, MatrixView<float> upped, MatrixView<float> out) {
-  const bool one_launch = stream.portable() || x.rows <= 32 || x.rows >= cuda::wide_pass_rows;
-  if (one_launch && gate.format == pack::Format::q4) return linear_swiglu(stream, x, gate, up, out);
+  if (gate.format == pack::Format::q4) return linear_swiglu(stream, x, gate, up, out);
   const LinearTarget targets[] = {{gate, out}, {up, upped}};
   linear(stream, x, targets);
   swiglu(stream, out, upped, out);

@@ -66,9 +66,7 @@ class Memory {
   pack::Weight weight(pack::Weight host) {
     std::vector<std::byte> bytes(host.data, host.data + host.bytes());
     if (host.format == pack::Format::q4) {
-      for (std::int64_t at = 0; at < host.bytes(); at += ops::Q4Tile::bytes) {
-        ops::to_device_tile(host.data + at, bytes.data() + at);
-      }
+      ops::to_device_order({host.strips(), host.cols / pack::tile_cols}, host.data, bytes.data());
     }
     host.data = copy(bytes);
     return host;

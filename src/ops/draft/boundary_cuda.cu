@@ -98,16 +98,20 @@ __global__ void __launch_bounds__(threads, 2) draft_boundary_kernel(const __grid
       cuda::barrier_expect(arrived, sizeof shared.found + sizeof shared.held + sizeof shared.squares);
     cuda::barrier_expect(weights, strips * groups * Q4Tile::bytes);
   }
+  __syncthreads();
   cuda::cluster_arrive_relaxed();  // every block is there before one writes into another
   cuda::dependents_may_start();
-  if (warp == 0) {
-    __syncwarp();
-    if (lane < strips && groups > 0) {
-      const int of_matrix = lane % kinds * (coefficients / 16) + unit * (strips / kinds) + lane / kinds;
-      cuda::bulk_copy(cuda::shared_address(strip_tiles + lane * groups * Q4Tile::bytes),
-                      args.tiles + (static_cast<std::int64_t>(of_matrix) * args.tiles_k + first_group) * Q4Tile::bytes,
-                      groups * Q4Tile::bytes, weights);
+  // Strips of a kind are few and lie far from the others', so the copies are single tiles: shared by the warps.
+  if (lane < strips) {
+    const int of_matrix = lane % kinds * (coefficients / 16) + unit * (strips / kinds) + lane / kinds;
+    const Q4Order order{kinds * coefficients / 16, args.tiles_k};
+    const std::uint8_t* from = args.tiles + order.at(of_matrix, first_group) * Q4Tile::bytes;
+    const int step = order.step(of_matrix) * Q4Tile::bytes;
+    for (int g = warp; g < groups; g += warps) {
+      cuda::bulk_copy(cuda::shared_address(strip_tiles + (lane * groups + g) * Q4Tile::bytes), from + g * step,
+                      Q4Tile::bytes, weights);
     }
+    __syncwarp((1u << strips) - 1);
   }
   cuda::wait_for_predecessors();
   cuda::cluster_wait();

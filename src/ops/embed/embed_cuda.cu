@@ -1,6 +1,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/lines.cuh"
 #include "ops/embed/embed_cuda.h"
+#include "ops/linear/q4_tile.h"
 
 namespace splash::ops {
 namespace {
@@ -21,8 +22,8 @@ __device__ __forceinline__ void q4_line(const std::uint8_t* tile, int row, int l
   }
 }
 
-__global__ void embed_kernel(pack::Format format, const std::uint8_t* table, std::int64_t strip_bytes, int rows,
-                             const Token* tokens, MatrixView<float> out, cuda::Panel panel) {
+__global__ void embed_kernel(pack::Format format, const std::uint8_t* table, std::int64_t strip_bytes, Q4Order order,
+                             int rows, const Token* tokens, MatrixView<float> out, cuda::Panel panel) {
   cuda::begin_kernel();
   const int token = tokens[blockIdx.x];
   if (token < 0 || token >= rows) return;
@@ -31,7 +32,7 @@ __global__ void embed_kernel(pack::Format format, const std::uint8_t* table, std
   for (int column = threadIdx.x * 8; column < out.cols; column += blockDim.x * 8) {
     float values[8];
     if (format == pack::Format::q4) {
-      q4_line(strip + column / 64 * 576, row, column % 64 / 8, values);
+      q4_line(table + order.at(token / 16, column / 64) * Q4Tile::bytes, row, column % 64 / 8, values);
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -51,7 +52,8 @@ void embed(cuda::Stream& stream, const pack::Weight& table, std::span<const Toke
   SPLASH_CHECK(out.rows == static_cast<int>(tokens.size()) && out.cols == table.cols);
   const cuda::Panel panel = stream.panel_to_fill(out);
   cuda::launch(stream, "embed", {dim3(out.rows), dim3(128)}, embed_kernel, table.format,
-               reinterpret_cast<const std::uint8_t*>(table.data), table.strip_bytes(), table.rows,
+               reinterpret_cast<const std::uint8_t*>(table.data), table.strip_bytes(),
+               Q4Order{table.strips(), table.cols / pack::tile_cols}, table.rows,
                stream.table(tokens.data(), tokens.size()), out, panel);
 }
 

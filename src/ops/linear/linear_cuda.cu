@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "backend/cuda/launch.h"
@@ -25,16 +26,17 @@ __global__ void pack_panel_kernel(const float* x, std::int64_t stride, cuda::Pan
   cuda::store_line(panel, row, column, values);
 }
 
-// A warp per tile, through shared memory.
-__global__ void arrange_kernel(std::byte* tiles, std::int64_t count) {
+// Tiles of whole groups, from the pack's order to the device's: a warp per tile, through shared memory. `order`: of these
+// groups alone.
+__global__ void arrange_kernel(const std::byte* from, std::byte* to, Q4Order order) {
   cuda::begin_kernel();
   constexpr int warps = 4;
   __shared__ std::uint32_t held[warps][Q4Tile::bytes / 4];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * warps + warp; i < count;
-       i += static_cast<std::int64_t>(gridDim.x) * warps) {
-    auto* tile = reinterpret_cast<std::uint32_t*>(tiles + i * Q4Tile::bytes);
-    for (int word = lane; word < Q4Tile::bytes / 4; word += 32) held[warp][word] = tile[word];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = order.strips * order.tiles_k;
+  for (int i = blockIdx.x * warps + warp; i < count; i += gridDim.x * warps) {
+    const auto* source = reinterpret_cast<const std::uint32_t*>(from + std::int64_t{i} * Q4Tile::bytes);
+    auto* tile = reinterpret_cast<std::uint32_t*>(to + order.at(i / order.tiles_k, i % order.tiles_k) * Q4Tile::bytes);
+    for (int word = lane; word < Q4Tile::bytes / 4; word += 32) held[warp][word] = source[word];
     __syncwarp();
     const auto* halves = reinterpret_cast<const std::uint16_t*>(held[warp]);
     for (int word = lane; word < Q4Tile::bytes / 4; word += 32) {
@@ -120,9 +122,9 @@ void add_matrix(Q4Work& work, const LinearTarget& target) {
                                         target.out.data,
                                         target.out.stride,
                                         target.weight.rows,
-                                        work.strips,
+                                        work.groups,
                                         int{target.accumulate}};
-  work.strips += target.weight.strips();
+  work.groups += (target.weight.strips() + Q4Order::group - 1) / Q4Order::group;
 }
 
 // The kernel for few rows reads the sums of a group in the panel.
@@ -186,9 +188,17 @@ void run_with_norm(cuda::Stream& stream, MatrixView<const float> x, const Linear
 
 }  // namespace
 
-void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes) {
-  SPLASH_CHECK(bytes % Q4Tile::bytes == 0);
-  cuda::launch(stream, "arrange q4", {dim3(1056), dim3(128)}, arrange_kernel, tiles, bytes / Q4Tile::bytes);
+void arrange_q4(cuda::Stream& stream, Q4Order order, std::byte* tiles, std::span<std::byte> scratch) {
+  const std::int64_t groups = static_cast<std::int64_t>(scratch.size()) / order.group_bytes();
+  SPLASH_CHECK(groups > 0, "no room for {} inputs of eight strips", order.tiles_k * pack::tile_cols);
+  const int most = static_cast<int>(std::min<std::int64_t>(groups * Q4Order::group, order.strips));
+  for (int strip = 0; strip < order.strips; strip += most) {
+    const Q4Order some{std::min(most, order.strips - strip), order.tiles_k};
+    std::byte* at = tiles + std::int64_t{strip} * order.tiles_k * Q4Tile::bytes;
+    const std::size_t bytes = static_cast<std::size_t>(some.strips) * some.tiles_k * Q4Tile::bytes;
+    stream.note(cudaMemcpyAsync(scratch.data(), at, bytes, cudaMemcpyDeviceToDevice, stream.native()), "arrange q4");
+    cuda::launch(stream, "arrange q4", {dim3(1056), dim3(128)}, arrange_kernel, scratch.data(), at, some);
+  }
 }
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets) {
@@ -212,9 +222,8 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out) {
-  const bool between = !stream.portable() && x.rows >= wide_from &&
-                       (x.rows < cuda::wide_pass_rows || out.cols % cuda::Panel::group != 0);
-  if (gate.format != pack::Format::q4 || between) {
+  const bool without_panel = !stream.portable() && x.rows >= wide_from && out.cols % cuda::Panel::group != 0;
+  if (gate.format != pack::Format::q4 || without_panel) {
     MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
     const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
     linear(stream, x, targets);

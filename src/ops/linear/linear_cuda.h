@@ -8,13 +8,14 @@
 
 #include "backend/cuda/stream.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/q4_tile.h"
 
 namespace splash::ops {
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
 
-// out = silu(gate x) * (up x), in one launch up to 32 rows and from wide_pass_rows on; what reads it next must be a
-// linear (from wide_pass_rows on, a stream that folds norms leaves its floats unwritten).
+// out = silu(gate x) * (up x), in one launch; what reads it next must be a linear (from 33 rows on, a stream that folds
+// norms leaves its floats unwritten).
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> out);
 
@@ -29,7 +30,8 @@ void linear_norm(cuda::Stream& stream, MatrixView<const float> x, const pack::We
                  std::span<const float> gain, float eps, MatrixView<float> normed);
 
 // Puts the tiles of a 4-bit weight, uploaded as the pack has them, into the order that the kernels read (q4_tile.h), in
-// place. Every kernel that reads 4-bit weights takes this order.
-void arrange_q4(cuda::Stream& stream, std::byte* tiles, std::int64_t bytes);
+// place. Every kernel that reads 4-bit weights takes this order. `scratch`: device memory for one group at least (eight
+// rows of tiles), free again when the stream has come so far; the more, the fewer launches.
+void arrange_q4(cuda::Stream& stream, Q4Order order, std::byte* tiles, std::span<std::byte> scratch);
 
 }  // namespace splash::ops

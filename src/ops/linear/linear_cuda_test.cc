@@ -138,44 +138,50 @@ TEST(LinearCuda, Strips) {
   }
 }
 
-// norm -> gate and up -> down through panels, against the same with every step rounded as the panels round.
-TEST(LinearCuda, MlpThroughPanels) {
+// norm -> gate and up -> down through panels, against the same with every step rounded as the panels round. `at_once`:
+// gate and up in one launch, whose floats are written where norms are not folded.
+void expect_mlp_through_panels(int tokens, bool at_once) {
   Numbers numbers(19);
-  for (const int tokens : {8, 27, 64, 130}) {
-    Memory memory;
-    stream().reset();
-    const int hidden = 512, inner = 1152;
-    const std::vector<float> x = numbers.normals(std::size_t(tokens) * hidden, 3), gain = numbers.normals(hidden);
-    const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden),
-                     down = random_q4(numbers, hidden, inner);
-    std::vector<float> normed(x.size());
-    for (int r = 0; r < tokens; ++r) {
-      double squares = 0;
-      for (int i = 0; i < hidden; ++i) squares += double{x[r * hidden + i]} * x[r * hidden + i];
-      for (int i = 0; i < hidden; ++i)
-        normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
-    }
-    std::vector<float> g = product(gate.view, normed, tokens, true), u = product(up.view, normed, tokens, true);
-    for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(g[i] / (1 + std::exp(-double{g[i]})) * u[i]);
-    const std::vector<float> want = product(down.view, g, tokens, true, &x);
+  Memory memory;
+  stream().reset();
+  stream().set_folds_norms(!at_once);
+  const int hidden = 512, inner = 1152;
+  const std::vector<float> x = numbers.normals(std::size_t(tokens) * hidden, 3), gain = numbers.normals(hidden);
+  const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden),
+                   down = random_q4(numbers, hidden, inner);
+  std::vector<float> normed(x.size());
+  for (int r = 0; r < tokens; ++r) {
+    double squares = 0;
+    for (int i = 0; i < hidden; ++i) squares += double{x[r * hidden + i]} * x[r * hidden + i];
+    for (int i = 0; i < hidden; ++i)
+      normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
+  }
+  std::vector<float> g = product(gate.view, normed, tokens, true), u = product(up.view, normed, tokens, true);
+  for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(g[i] / (1 + std::exp(-double{g[i]})) * u[i]);
+  const std::vector<float> want = product(down.view, g, tokens, true, &x);
 
-    const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden),
-                            inner1 = memory.matrix(tokens, inner), inner2 = memory.matrix(tokens, inner);
-    const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view), ddown = memory.weight(down.view);
-    rms_norm(stream(), dx, memory.vector(gain), 1e-6f, dn);
-    expect_close("rms_norm", download(dn), normed, 1e-6);
-    expect_panel("rms_norm", dn);
-    if (tokens != 27) {
-      const LinearTarget inner_targets[] = {{dgate, inner1, false}, {dup, inner2, false}};
-      linear(stream(), dn, inner_targets);
-      swiglu(stream(), inner1, inner2, inner1);
-    } else {
-      linear_swiglu(stream(), dn, dgate, dup, inner1);
-    }
-    expect_close("swiglu", download(inner1), g, tokens <= 32 ? 3e-4 : 5e-3);
-    expect_panel("swiglu", inner1);
-    linear_add(stream(), inner1, ddown, dx);
-    expect_close("mlp", download(dx), want, tokens <= 32 ? 2e-3 : 6e-3);
+  const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden),
+                          inner1 = memory.matrix(tokens, inner), inner2 = memory.matrix(tokens, inner);
+  const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view), ddown = memory.weight(down.view);
+  rms_norm(stream(), dx, memory.vector(gain), 1e-6f, dn);
+  expect_close("rms_norm", download(dn), normed, 1e-6);
+  expect_panel("rms_norm", dn);
+  if (!at_once) {
+    const LinearTarget inner_targets[] = {{dgate, inner1, false}, {dup, inner2, false}};
+    linear(stream(), dn, inner_targets);
+    swiglu(stream(), inner1, inner2, inner1);
+  } else {
+    linear_swiglu(stream(), dn, dgate, dup, inner1);
+  }
+  expect_close("swiglu", download(inner1), g, tokens <= 32 ? 3e-4 : 5e-3);
+  expect_panel("swiglu", inner1);
+  linear_add(stream(), inner1, ddown, dx);
+  expect_close("mlp", download(dx), want, tokens <= 32 ? 2e-3 : 6e-3);
+  stream().set_folds_norms(true);
+}
+TEST(LinearCuda, MlpThroughPanels) {
+  for (const int tokens : {8, 27, 33, 64, 130}) {
+    for (const bool at_once : {false, true}) expect_mlp_through_panels(tokens, at_once);
   }
 }
 
@@ -325,16 +331,23 @@ TEST(LinearCuda, WidthsKeepBits) {
   }
 }
 
-// The device's own order of tiles against the pure function's.
+// The device's own order of tiles against the pure function's: groups that are whole and one that is not, in one go and
+// in several.
 TEST(LinearCuda, ArrangesTiles) {
   Numbers numbers(71);
   Memory memory;
-  const HostWeight weight = random_q4(numbers, 80, 640);
-  std::byte* tiles = memory.copy(weight.bytes);
-  arrange_q4(stream(), tiles, weight.view.bytes());
-  std::vector<std::byte> want(weight.bytes.size());
-  for (std::size_t at = 0; at < want.size(); at += Q4Tile::bytes) to_device_tile(weight.bytes.data() + at, &want[at]);
-  expect_same("tiles", download(tiles, want.size()), want);
+  for (const int rows : {16, 80, 128, 16 * 21, 16 * 24}) {
+    const HostWeight weight = random_q4(numbers, rows, 640);
+    const Q4Order order{rows / 16, 10};
+    std::vector<std::byte> want(weight.bytes.size());
+    to_device_order(order, weight.bytes.data(), want.data());
+    for (const std::size_t groups : {1, 2, 3}) {
+      std::byte* tiles = memory.copy(weight.bytes);
+      const std::size_t room = groups * Q4Order::group * 10 * Q4Tile::bytes + 100;
+      arrange_q4(stream(), order, tiles, {memory.empty<std::byte>(room), room});
+      expect_same("tiles", download(tiles, want.size()), want);
+    }
+  }
 }
 
 TEST(EmbedCuda, SameBits) {

@@ -191,6 +191,36 @@ TEST_P(Linear, NanAndInfinityStayInTheirRow) {
 
 SPLASH_EVERY_ISA(Linear);
 
+// The order of a matrix's tiles: every place once, and what a copy of a group's k brings lies in one piece.
+TEST(Q4Tile, GroupsOfStrips) {
+  for (const int strips : {1, 5, 8, 9, 16, 23}) {
+    const Q4Order order{strips, 7};
+    std::vector<int> seen(static_cast<std::size_t>(strips) * 7);
+    for (int strip = 0; strip < strips; ++strip) {
+      for (int k = 0; k < 7; ++k) ++seen.at(static_cast<std::size_t>(order.at(strip, k)));
+    }
+    EXPECT_EQ(std::ranges::count(seen, 1), std::ssize(seen)) << strips;
+    for (int strip = 0; strip < strips; ++strip) {
+      const int group = strip / Q4Order::group, in_group = strip % Q4Order::group;
+      EXPECT_EQ(order.group_strips(group), std::min(Q4Order::group, strips - group * Q4Order::group));
+      for (int k = 0; k < 7; ++k) {
+        EXPECT_EQ(order.at(strip, k), order.group_begin(group) + k * order.group_strips(group) + in_group);
+      }
+    }
+  }
+  // Against the pack, tile by tile.
+  const OwnWeight own = make_weight(Format::q4, 16 * 11, 192, 64);
+  const Q4Order order{11, 3};
+  std::vector<std::byte> device(static_cast<std::size_t>(own.weight.bytes())), tile(Q4Tile::bytes);
+  to_device_order(order, own.weight.data, device.data());
+  for (int strip = 0; strip < 11; ++strip) {
+    for (int k = 0; k < 3; ++k) {
+      to_device_tile(own.weight.data + (strip * 3 + k) * Q4Tile::bytes, tile.data());
+      EXPECT_EQ(std::memcmp(&device[static_cast<std::size_t>(order.at(strip, k) * Q4Tile::bytes)], tile.data(), tile.size()), 0);
+    }
+  }
+}
+
 // The order of a tile in device memory: every byte once, there and back, and what a lane of the kernels expects.
 TEST(Q4Tile, ThereAndBack) {
   const OwnWeight own = make_weight(Format::q4, 16, 64, 63);

@@ -1,6 +1,6 @@
 // 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
 //
-// One block on every multiprocessor. Two weight warps and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
+// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
 // inputs) by bulk copies, a warp adds up the input norm, the others multiply: weights are operand A of the matrix unit,
 // tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
@@ -35,7 +35,6 @@ struct Q4FewShape {
   static constexpr int STAGES = STAGES_;
   static constexpr int REGISTERS = REGISTERS_;  // of a consumer
   static constexpr int PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
-  static constexpr int feeders = 2;  // warps that fetch weights, each its share of the strips
   static constexpr int WARPS = 4;   // of a side
   static constexpr int STRIPS = 4;  // of a warp
   static constexpr int TILES = 4;   // of each strip in a stage
@@ -45,7 +44,10 @@ struct Q4FewShape {
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int quarters = 4 / SIDES;  // of a warp
   static constexpr int group_bytes = NT * (cuda::Panel::block_bytes + 8 * 4);  // with sums
-  static constexpr int weight_bytes = row_block * TILES * Q4Tile::bytes;
+  // Weights of a stage: [half][tile][strip of the half].
+  static constexpr int tile_bytes = Q4Order::group * Q4Tile::bytes;
+  static constexpr int half_bytes = TILES * tile_bytes;
+  static constexpr int weight_bytes = 2 * half_bytes;
   static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
   static constexpr int threads = consumers * 32 + 128;
   // Where the sides' sums of 8 tokens meet: lines of 8 output rows, [token][row] and padding, so that lanes read lines
@@ -66,7 +68,7 @@ struct Q4FewShape {
 __device__ __forceinline__ UnitSplit split_of(const Q4Work& work) {
   UnitSplit split;
   split.k_steps = work.tiles_k;
-  split.units = static_cast<unsigned>((work.strips + q4_row_block - 1) / q4_row_block * work.tiles_k);
+  split.units = static_cast<unsigned>((work.groups + 1) / 2 * work.tiles_k);
   split.blocks = min(gridDim.x, split.units);
   return split;
 }
@@ -102,6 +104,14 @@ struct Q4Ring {
     stage += stages;
     while (stage >= STAGES) stage -= STAGES, parity ^= 1;
   }
+  // The same without a loop: every few tiles, where each instruction counts.
+  template <int stages>
+  __device__ __forceinline__ void step() {
+    static_assert(stages <= STAGES);
+    const bool wraps = stage >= STAGES - stages;
+    stage += wraps ? stages - STAGES : stages;
+    parity ^= wraps;
+  }
 };
 
 // The barriers of a ring's stages: weights are there, panel is there, consumers have left.
@@ -115,45 +125,39 @@ struct Q4Barriers {
   __device__ __forceinline__ std::uint32_t plan_ready() const { return scales_ready() + 8; }
 };
 
-// The first stages' weights are requested while the predecessor still runs. Not more than `ahead` stages are on their
-// way at a time: enough for the latency of memory at full speed (one is not, three gain nothing). A bulk copy costs its
-// warp some ten instructions, lane after lane, and gets them late while others multiply (decision 0018): so two warps
-// share the strips.
+// By a thread for each half of the row blocks. The first stages' weights are requested while the predecessor still runs.
+// Not more than `ahead` stages are on their way at a time: enough for the latency of memory at full speed (one is not,
+// three gain nothing). What a stage has of a half lies in one piece (q4_tile.h): a bulk copy costs its warp some ten
+// instructions, and a warp that only fetches gets few turns while others multiply (decision 0018).
 template <class Shape>
 __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
-                                               const Q4Barriers<Shape>& barriers, int feeder, int lane) {
-  constexpr int ahead = 2, share = Shape::row_block / Shape::feeders;
-  ring += feeder * share * Shape::TILES * Q4Tile::bytes;
+                                               const Q4Barriers<Shape>& barriers, int half) {
+  constexpr int ahead = 2;
+  Q4Ring<Shape::STAGES> at;
   const std::uint64_t policy = cuda::stream_policy();
-  Q4Ring<Shape::STAGES> at, arrived;
-  int requested = 0;
+  ring += half * Shape::half_bytes;
   for (Q4Walk walk(work); walk.next();) {
-    const int first_strip = walk.row_block * Shape::row_block + feeder * share, strip = first_strip + lane;
-    const bool mine = lane < share && strip < work.strips;
-    const int strips = max(0, min(share, work.strips - first_strip));
-    const std::uint8_t* from = nullptr;
-    if (mine) {
-      const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
-      from = work.matrices[place.matrix].tiles +
-             (static_cast<std::int64_t>(place.index) * work.tiles_k + walk.k) * Q4Tile::bytes;
-    }
+    const Q4Half mine = half_of(work, walk.row_block, half);
+    const Q4Matrix& matrix = work.matrices[mine.matrix];
+    const std::uint8_t* from =
+        matrix.tiles + (order_of(work, matrix).group_begin(mine.group) + walk.k * mine.strips) * Q4Tile::bytes;
+    const int tile = mine.strips * Q4Tile::bytes;
     for (int done = 0; done < walk.count; done += Shape::TILES) {
-      const int bytes = min(Shape::TILES, walk.count - done) * Q4Tile::bytes;
-      if (requested >= ahead) {
-        cuda::barrier_wait(barriers.weights(arrived.stage), arrived.parity);
-        arrived.advance(1);
-      } else {
-        ++requested;
-      }
+      const int tiles = min(Shape::TILES, walk.count - done);
+      const int before = at.stage - ahead;  // nothing yet: a fresh barrier's phase before the first is over
+      cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), at.parity ^ (before < 0));
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
-      if (lane == 0) cuda::barrier_expect(barriers.weights(at.stage), strips * bytes);
-      __syncwarp();
-      if (mine) {
-        cuda::bulk_copy(
-            cuda::shared_address(ring + at.stage * Shape::stage_bytes + lane * Shape::TILES * Q4Tile::bytes),
-            from + done * Q4Tile::bytes, bytes, barriers.weights(at.stage), policy);
+      cuda::barrier_expect(barriers.weights(at.stage), tiles * tile);
+      std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
+      // A group of fewer strips leaves room behind each tile.
+      int pieces = mine.whole ? 1 : tile > 0 ? tiles : 0;
+      const int bytes = mine.whole ? tiles * tile : tile;
+#pragma unroll 1
+      for (const std::uint8_t* piece = from; pieces > 0; --pieces, piece += tile, to += Shape::tile_bytes) {
+        cuda::bulk_copy(to, piece, bytes, barriers.weights(at.stage), policy);
       }
-      at.advance(1);
+      from += tiles * tile;
+      at.template step<1>();
     }
   }
 }
@@ -171,7 +175,7 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
       cuda::bulk_copy(cuda::shared_address(ring + at.stage * Shape::stage_bytes + Shape::weight_bytes),
                       work.panel + static_cast<std::int64_t>(walk.k + done) * Shape::group_bytes, bytes,
                       barriers.panel(at.stage));
-      at.advance(1);
+      at.template step<1>();
     }
   }
 }
@@ -210,7 +214,7 @@ __device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std
   const float2 sums = q4_sums<Shape>(blocks, lane, 0);
 #pragma unroll
   for (int s = 0; s < Shape::STRIPS; ++s) {
-    const Q4Lines lines(tiles + s * Shape::TILES * Q4Tile::bytes, lane);
+    const Q4Lines lines(tiles + s * Q4Tile::bytes, lane);
     std::uint32_t a[16];
     lines.unpack(a);
     float part[4] = {};
@@ -250,10 +254,10 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
     }
     cuda::wgmma_commit();
     if (s + 1 < Shape::STRIPS) {
-      next = Q4Lines(tiles + (s + 1) * Shape::TILES * Q4Tile::bytes, lane);
+      next = Q4Lines(tiles + (s + 1) * Q4Tile::bytes, lane);
       next.unpack(a[(s + 1) & 1]);
     }
-    cuda::wgmma_wait<0>();
+    cuda::wgmma_wait<0>(part);
 #pragma unroll
     for (int n = 0; n < Shape::NT; ++n) {
       lines.add(*reinterpret_cast<float(*)[4]>(&part[n * 4]), sums[n],
@@ -262,7 +266,7 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   }
 }
 
-// The end of a row block's token, by a warp: lane l has line l of the row block, eight output rows that are neighbours
+// The end of a row block's token, by a warp: a lane has a line of the row block, eight output rows that are neighbours
 // in the output, so that every access to memory below is whole sectors, and the warp sees all that the row block has of
 // the token.
 template <class Shape>
@@ -276,6 +280,11 @@ struct Q4Finish {
   float before[8];  // what the results are added to, read before anything is waited for
   float values[8];
 
+  // Lane l has line l; gated, lanes l and l ^ 2 have the same line of gate (l & 2 is 0) and up, half a row block apart,
+  // such that sixteen lanes have eight lines.
+  __device__ __forceinline__ int line_of() const {
+    return work.gated ? (lane & 2) * 8 + (lane >> 2) * 2 + (lane & 1) : lane;
+  }
   // Eight warps finish at once, whether there are as many tokens or not.
   __device__ __forceinline__ bool exists() const { return Shape::all_finish || token < work.tokens; }
   __device__ __forceinline__ float* row_at() const { return matrix->out + token * matrix->out_stride + column; }
@@ -290,11 +299,12 @@ struct Q4Finish {
   // (quarter 0 + 1) + (2 + 3) of this lane's line.
   __device__ __forceinline__ void read_sums(const float* meet) {
     float part[Shape::meets][8];
+    const int line = line_of();
 #pragma unroll
     for (int m = 0; m < Shape::meets; ++m) {
       const int eight = Shape::NT == 1 ? 0 : token / 8;
       const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + eight) * Shape::block_floats +
-                                                       lane * Shape::line_floats + (token - eight * 8) * 8);
+                                                       line * Shape::line_floats + (token - eight * 8) * 8);
       take(at[0], at[1], part[m]);
     }
 #pragma unroll
@@ -307,11 +317,11 @@ struct Q4Finish {
     }
   }
   __device__ __forceinline__ void find_line() {
-    const int strip = row_block * Shape::row_block + lane / 2;
-    if (strip >= work.strips) return;
-    const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
-    matrix = &work.matrices[place.matrix];
-    column = place.index * 16 + lane % 2 * 8;
+    const int line = line_of();
+    const Q4Half half = half_of(work, row_block, line >> 4);
+    if (half.strips <= 0) return;
+    matrix = &work.matrices[half.matrix];
+    column = half.group * (Q4Order::group * 16) + (line & 15) * 8;
     valid = min(8, matrix->rows - column);
   }
   __device__ __forceinline__ void read_ahead() {
@@ -417,8 +427,7 @@ struct Q4Finish {
     for (int distance = 1; distance < 32; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
     if (lane == 0) work.squares_out[row_block * Q4Work::squares_stride + token] = squares;
   }
-  // Lines 0 and 1 of every four are gate rows, 2 and 3 the same rows of up: two lanes share a line's eight outputs, the
-  // gate lane takes the first four. Sixteen lanes have a group of the panel.
+  // Two lanes share a line's eight outputs, the gate lane takes the first four. Sixteen lanes have a group of the panel.
   __device__ __forceinline__ void store_gated() {
     const bool second = lane & 2;
     float out[4];
@@ -485,30 +494,24 @@ __device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
   }
 }
 
-// The tiles of a stage that a warp takes: `count` of them are there.
+// Two tiles of a stage, of which `count` are there, as far as the stage's `first` of them.
 template <class Shape>
-__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int side, int count, int lane,
-                                              float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
-  const std::uint8_t* tiles = base + place * Shape::STRIPS * Shape::TILES * Q4Tile::bytes;
-  const std::uint8_t* blocks = base + Shape::weight_bytes;
+__device__ __forceinline__ void q4_take_two(const std::uint8_t* base, int place, int first, int count, int lane,
+                                            float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
+  const std::uint8_t* tiles = base + (place >> 1) * Shape::half_bytes + (place & 1) * Shape::STRIPS * Q4Tile::bytes +
+                              first * Shape::tile_bytes;
+  const std::uint8_t* blocks = base + Shape::weight_bytes + first * Shape::group_bytes;
   if constexpr (Shape::NT == 1) {
-    static_assert(Shape::quarters == 1);
-    const int first = (side & 1) * 2;
-    tiles += first * Q4Tile::bytes, blocks += first * Shape::group_bytes;
-    if (count >= first + 2) {  // in one go: what the second tile reads is on its way while the first is multiplied
-      q4_multiply<Shape>(tiles, blocks, lane, acc[0]);
-      q4_multiply<Shape>(tiles + Q4Tile::bytes, blocks + Shape::group_bytes, lane, acc[0]);
-    } else if (count > first) {
-      q4_multiply<Shape>(tiles, blocks, lane, acc[0]);
+    if (count >= 2) {  // in one go: what the second tile reads is on its way while the first is multiplied
+      q4_multiply<Shape>(tiles, blocks, lane, acc);
+      q4_multiply<Shape>(tiles + Shape::tile_bytes, blocks + Shape::group_bytes, lane, acc);
+    } else if (count > 0) {
+      q4_multiply<Shape>(tiles, blocks, lane, acc);
     }
   } else {
-    static_assert(Shape::quarters == 2);
-#pragma unroll
-    for (int quarter = 0; quarter < 2; ++quarter) {
 #pragma unroll 1
-      for (int q = quarter * 2; q < min(count, quarter * 2 + 2); ++q) {
-        q4_multiply_together<Shape>(tiles + q * Q4Tile::bytes, blocks + q * Shape::group_bytes, lane, acc[quarter]);
-      }
+    for (int q = 0; q < min(count, 2); ++q) {
+      q4_multiply_together<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
     }
   }
 }
@@ -565,11 +568,18 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
     for (; i < stages; i += 2) {
       cuda::barrier_wait(barriers.panel(at.stage), at.parity);
       cuda::barrier_wait(barriers.weights(at.stage), at.parity);
-      q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, side,
-                           min(Shape::TILES, count - i * Shape::TILES), lane, acc);
+      const std::uint8_t* base = memory + at.stage * Shape::stage_bytes;
+      const int left = count - i * Shape::TILES;
+      if constexpr (Shape::quarters == 1) {
+        const int first = (side & 1) * 2;
+        q4_take_two<Shape>(base, place, first, left - first, lane, acc[0]);
+      } else {
+        q4_take_two<Shape>(base, place, 0, left, lane, acc[0]);
+        q4_take_two<Shape>(base, place, 2, left - 2, lane, acc[1]);
+      }
       __syncwarp();
       if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
-      at.advance(2);
+      at.template step<2>();
     }
     start.advance(stages);
     index += stages;
@@ -652,7 +662,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::STAGES; ++i) {
-      cuda::barrier_init(barriers.weights(i), Shape::feeders);
+      cuda::barrier_init(barriers.weights(i), 2);  // a thread for each half
       cuda::barrier_init(barriers.panel(i), 1);
       cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
     }
@@ -668,8 +678,9 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   }
   cuda::give_registers<Shape::PRODUCER_REGISTERS>();
   const int role = warp - Shape::consumers;
-  if (role == 0 || role == 3) {
-    q4_few_weights<Shape>(work, memory, barriers, role / 3, lane);
+  if (role == 0) {
+    if (lane < 2) q4_few_weights<Shape>(work, memory, barriers, lane);
+    __syncwarp();
     cuda::dependents_may_start();
   } else if (role == 1) {
     cuda::wait_for_predecessors();

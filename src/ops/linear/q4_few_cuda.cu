@@ -14,7 +14,7 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
   static const bool resident = cuda::all_resident(stream, kernel, Shape::threads, Shape::shared_bytes, 1);
   SPLASH_CHECK(resident);  // blocks wait for each other
   const int multiprocessors = stream.facts().multiprocessors;
-  const long long units = static_cast<long long>((work.strips + q4_row_block - 1) / q4_row_block) * work.tiles_k;
+  const long long units = static_cast<long long>((work.groups + 1) / 2) * work.tiles_k;
   SPLASH_CHECK((units + 1) * multiprocessors < (1LL << 32));
   const int blocks = static_cast<int>(std::min<long long>(units, multiprocessors));
   SPLASH_CHECK(blocks * Shape::part_bytes <= stream.parts_bytes());
@@ -32,7 +32,7 @@ void launch_q4_few(cuda::Stream& stream, const Q4Work& work) {
 }
 
 int q4_square_parts(const Q4Work& work) {
-  return (work.strips + q4_row_block - 1) / q4_row_block;
+  return (work.groups + 1) / 2;
 }
 
 }  // namespace splash::ops

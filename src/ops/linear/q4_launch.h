@@ -9,7 +9,7 @@ struct Q4Work;
 void launch_q4_few(cuda::Stream& stream, const Q4Work& work);  // tokens <= 32
 int q4_square_parts(const Q4Work& work);  // sums of squares that launch_q4_few writes where a norm follows
 void launch_q4_wide(cuda::Stream& stream, const Q4Work& work);  // panel tiles of 64 to 256 tokens
-// From wide_pass_rows on: silu(gate) * up of matrices 0 and 1 to gated_panel (and matrix 0's out, if it has one).
+// silu(gate) * up of matrices 0 and 1 to gated_panel (and matrix 0's out, if it has one).
 void launch_q4_wide_gated(cuda::Stream& stream, const Q4Work& work);
 // In how many parts a wide pass cuts the launch's K: of the matrix alone, so that bits do not depend on the rows.
 int q4_wide_parts(const Q4Work& work);

@@ -19,11 +19,17 @@ constexpr int k_parts = 8;
 constexpr std::uint32_t ones = 0x3F803F80;  // two bf16
 __device__ __forceinline__ int part_begin(int groups, int part) { return groups * part / k_parts; }
 
-// Where the strips of a launch lie: tiles of `strip`, or of the last one past the end.
-__device__ __forceinline__ const std::uint8_t* strip_tiles(const Q4Work& work, int strip) {
-  strip = min(strip, work.strips - 1);
+// Where a strip of a launch lies: its first tile (of the matrix's last strip past the end), and how far the next k is.
+struct StripTiles {
+  const std::uint8_t* first;
+  int step;  // bytes
+};
+__device__ __forceinline__ StripTiles strip_tiles(const Q4Work& work, int strip) {
   const Q4Strip place = work.gated ? locate_strip<true>(work, strip) : locate_strip<false>(work, strip);
-  return work.matrices[place.matrix].tiles + static_cast<std::int64_t>(place.index) * work.tiles_k * Q4Tile::bytes;
+  const Q4Matrix& matrix = work.matrices[place.matrix];
+  const Q4Order order = order_of(work, matrix);
+  const int index = min(place.index, order.strips - 1);
+  return {matrix.tiles + order.at(index, 0) * Q4Tile::bytes, order.step(index) * Q4Tile::bytes};
 }
 // Tokens first .. of a group in the panel, in blocks of 8. `row_tile`: of the panel.
 __device__ __forceinline__ const std::uint8_t* panel_blocks(const Q4Work& work, int row_tile, int first_token) {
@@ -56,8 +62,9 @@ __global__ void __launch_bounds__(rows_threads)
   const int strip = blockIdx.x * STRIPS, first_token = blockIdx.y * NT * 8;
   const int begin = part_begin(work.tiles_k, part), end = part_begin(work.tiles_k, part + 1);
   const std::uint8_t* tiles[STRIPS];
+  const int step = strip_tiles(work, strip).step;  // of all: they lie in one group, or in the same of gate and up
 #pragma unroll
-  for (int s = 0; s < STRIPS; ++s) tiles[s] = strip_tiles(work, strip + s) + static_cast<std::int64_t>(begin) * Q4Tile::bytes;
+  for (int s = 0; s < STRIPS; ++s) tiles[s] = strip_tiles(work, strip + s).first + static_cast<std::int64_t>(begin) * step;
   const int group_bytes = row_tile / 8 * cuda::Panel::block_bytes;
   const std::uint8_t* panel =
       panel_blocks(work, row_tile, first_token) + static_cast<std::int64_t>(begin) * group_bytes + lane * 4;
@@ -75,7 +82,7 @@ __global__ void __launch_bounds__(rows_threads)
       for (int i = 0; i < 8; ++i)
         next[n][i] = __ldg(reinterpret_cast<const std::uint32_t*>(blocks + n * cuda::Panel::block_bytes + i * 128));
     }
-    const int at = group * Q4Tile::bytes;
+    const int at = group * step;
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
       codes[s] = __ldcs(reinterpret_cast<const uint4*>(tiles[s] + at + lane * 16));
@@ -169,8 +176,9 @@ __global__ void __launch_bounds__(wide_threads, 2) q4_portable_wide_kernel(const
   static_assert(more > 0 && more <= wide_threads && pieces > 3 * wide_threads && pieces - 3 * wide_threads <= more);
   const int thread = static_cast<int>(threadIdx.x);
   auto tile_piece = [&](int piece) {
-    return strip_tiles(work, first_strip + piece / tile_pieces) + piece % tile_pieces * 16;
+    return strip_tiles(work, first_strip + piece / tile_pieces).first + piece % tile_pieces * 16;
   };
+  const int step = strip_tiles(work, first_strip).step;
   const std::uint8_t* panel = panel_blocks(work, row_tile, first_token) + (thread - more) * 16;
   const std::uint8_t *first = tile_piece(thread), *second = thread < more ? tile_piece(wide_threads + thread) : panel;
   panel += wide_threads * 16;
@@ -181,8 +189,8 @@ __global__ void __launch_bounds__(wide_threads, 2) q4_portable_wide_kernel(const
       cuda::copy_16(to + wide_threads * 16, second);
       cuda::copy_16(to + 2 * wide_threads * 16, panel);
       if (thread < pieces - 3 * wide_threads) cuda::copy_16(to + 3 * wide_threads * 16, panel + wide_threads * 16);
-      first += Q4Tile::bytes;
-      second += thread < more ? Q4Tile::bytes : group_bytes;
+      first += step;
+      second += thread < more ? step : group_bytes;
       panel += group_bytes;
     }
     cuda::commit_copies();

@@ -18,7 +18,6 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
     static_assert(STRIPS % 2 == 0);
 #pragma unroll
     for (int s = 0; s < STRIPS; s += 2) {
-      if (strip + s >= work.strips) return;
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
 #pragma unroll
@@ -37,7 +36,6 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
     // keeps the order, and sixteen round trips to memory would follow each other.
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
-      if (strip + s >= work.strips) break;
       const Q4Strip place = locate_strip<false>(work, strip + s);
       const Q4Matrix& matrix = work.matrices[place.matrix];
       if (matrix.accumulate) {
@@ -54,7 +52,6 @@ __device__ __forceinline__ void q4_store(const Q4Work& work, int strip, int firs
     }
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s) {
-      if (strip + s >= work.strips) break;
       const Q4Strip place = locate_strip<false>(work, strip + s);
       const Q4Matrix& matrix = work.matrices[place.matrix];
 #pragma unroll

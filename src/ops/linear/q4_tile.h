@@ -1,5 +1,10 @@
-// The order of a 4-bit tile (pack/weight.h) in device memory: the same 576 bytes, such that a thread of a warp finds
-// all its codes in one 16-byte word and the scales and biases of its two rows in one 8-byte word.
+// The order of a 4-bit matrix in device memory: as many bytes as in the pack, in another order.
+//
+// Tiles of a matrix: in groups of eight strips, tile by tile: [group][k][strip of the group], the last group with what
+// strips there are. So whatever part of K a block takes of a group lies in one piece, which one copy brings.
+//
+// A tile (pack/weight.h): a thread of a warp finds all its codes in one 16-byte word and the scales and biases of its
+// two rows in one 8-byte word.
 //
 // Lane 4g + t (g < 8, t < 4) multiplies rows g and g + 8 with lines t and 4 + t of the tile. Bytes 16 * lane and on:
 // row g line t, row g + 8 line t, row g line 4 + t, row g + 8 line 4 + t. Bytes 512 + 8g and on: scale g, scale g + 8,
@@ -29,12 +34,36 @@ struct Q4Tile {
   }
 };
 
+// Where a matrix's tiles lie: K / 64 `tiles_k` of each of `strips` strips. Offsets are in tiles.
+struct Q4Order {
+  static constexpr int group = 8;  // strips
+  int strips = 0, tiles_k = 0;
+
+  constexpr int group_strips(int index) const { return strips - index * group < group ? strips - index * group : group; }
+  // Of a whole group.
+  constexpr std::int64_t group_bytes() const { return std::int64_t{group} * tiles_k * Q4Tile::bytes; }
+  // Of a group, and between neighbouring k of a strip there.
+  constexpr std::int64_t group_begin(int index) const { return static_cast<std::int64_t>(index) * group * tiles_k; }
+  constexpr int step(int strip) const { return group_strips(strip / group); }
+  constexpr std::int64_t at(int strip, int k) const {
+    return group_begin(strip / group) + static_cast<std::int64_t>(k) * step(strip) + strip % group;
+  }
+};
+
 // One tile there and back. `from` and `to` must not overlap.
 inline void to_device_tile(const std::byte* from, std::byte* to) {
   for (int half = 0; half < Q4Tile::halves; ++half) std::memcpy(to + 2 * half, from + 2 * Q4Tile::source(half), 2);
 }
 inline void from_device_tile(const std::byte* from, std::byte* to) {
   for (int half = 0; half < Q4Tile::halves; ++half) std::memcpy(to + 2 * Q4Tile::source(half), from + 2 * half, 2);
+}
+
+// A whole matrix.
+inline void to_device_order(Q4Order order, const std::byte* from, std::byte* to) {
+  for (int strip = 0; strip < order.strips; ++strip) {
+    for (int k = 0; k < order.tiles_k; ++k, from += Q4Tile::bytes)
+      to_device_tile(from, to + order.at(strip, k) * Q4Tile::bytes);
+  }
 }
 
 }  // namespace splash::ops

@@ -30,10 +30,10 @@ struct Q4WideShape {
       whole && NB == 256;  // gated: tiles that fill no wave are done in quarters (work.tail_from)
   static constexpr int warps = 8;
   static constexpr int strips = 8;  // one per warp
-  static constexpr int weight_bytes = strips * TILES * 576;
+  static constexpr int tile_bytes = strips * Q4Tile::bytes;  // [tile][strip]; gated [tile][gate, up][strip]
+  static constexpr int weight_bytes = TILES * tile_bytes;
   static constexpr int group_bytes = NB / 8 * cuda::Panel::block_bytes;
   static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
-  static constexpr int producers = 4;  // one alone was late: eight copies a stage, each some 60 cycles to issue
   static constexpr int threads = warps * 32 + 128;  // the producer's warp group gives its registers to the consumers
   static constexpr std::size_t shared_bytes = std::size_t{stage_bytes} * STAGES + STAGES * 16;
   static constexpr std::size_t exchange_bytes = std::size_t{128} * strips * NB;  // per block
@@ -90,31 +90,40 @@ __device__ __forceinline__ UnitSplit wide_split(const Q4Work& work, int tiles) {
   return split;
 }
 
-// Producer `share` of four copies its share of the strips; the first also the panel.
+// One thread. Weights of a stage lie in one piece, gated in one for each tile of gate and of up (q4_tile.h).
 template <class Shape, bool gated>
 __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSplit& split, int token_tiles, int tiles,
-                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty, int share,
-                                                int lane) {
-  constexpr int strips = Shape::strips / Shape::producers;
+                                                std::uint8_t* ring, std::uint32_t full, std::uint32_t empty) {
+  auto request_weights = [&](const WideWalk<Shape>& at, std::uint32_t to, std::uint32_t barrier, int panel_bytes) {
+    constexpr int halves = gated ? 2 : 1, most = Shape::strips / halves;
+    const int row_tile = at.tile / token_tiles, group = gated ? row_tile / 2 : row_tile;
+    const int skipped = gated ? row_tile % 2 * most : 0;  // strips of the group
+    const Q4Matrix& first = work.matrices[gated ? 0 : matrix_of(work, group)];
+    const Q4Order order = order_of(work, first);
+    const int of_matrix = group - first.first_group, of_group = order.group_strips(of_matrix);
+    const int left = of_group - skipped, strips = gated ? min(most, left) : of_group;
+    const bool whole = !gated && order.strips - of_matrix * Q4Order::group >= most;  // as half_of says it
+    const std::int64_t from =
+        (order.group_begin(of_matrix) + static_cast<std::int64_t>(at.k) * Shape::TILES * of_group + skipped) *
+        Q4Tile::bytes;
+    if (left <= 0) return cuda::barrier_expect(barrier, panel_bytes);
+    cuda::barrier_expect(barrier, Shape::TILES * halves * strips * Q4Tile::bytes + panel_bytes);
+#pragma unroll
+    for (int q = 0; q < Shape::TILES; ++q) {
+      if (whole && q > 0) break;
+#pragma unroll
+      for (int half = 0; half < halves; ++half) {
+        cuda::bulk_copy(to + q * Shape::tile_bytes + half * most * Q4Tile::bytes,
+                        (half ? work.matrices[1] : first).tiles + from + q * of_group * Q4Tile::bytes,
+                        (whole ? Shape::TILES : 1) * strips * Q4Tile::bytes, barrier);
+      }
+    }
+  };
   auto request = [&](const WideWalk<Shape>& at, int stage, bool weights, bool panel) {
     const std::uint32_t base = cuda::shared_address(ring + stage * Shape::stage_bytes);
     const int group_bytes = at.quarter < 0 ? Shape::group_bytes : Shape::group_bytes / 4;
-    if (weights) {
-      if (lane == 0)
-        cuda::barrier_expect(full + stage * 8,
-                             strips * Shape::TILES * 576 + (share == 0 ? Shape::TILES * group_bytes : 0));
-      __syncwarp();
-      if (lane < strips) {
-        const int here = share * strips + lane;
-        const int strip = min(at.tile / token_tiles * Shape::strips + here, work.strips - 1);
-        const Q4Strip place = locate_strip<gated>(work, strip);
-        cuda::bulk_copy(base + here * Shape::TILES * 576,
-                        work.matrices[place.matrix].tiles +
-                            (static_cast<std::int64_t>(place.index) * work.tiles_k + at.k * Shape::TILES) * 576,
-                        Shape::TILES * 576, full + stage * 8);
-      }
-    }
-    if (panel && lane == 0 && share == 0) {
+    if (weights) request_weights(at, base, full + stage * 8, Shape::TILES * group_bytes);
+    if (panel) {
       const std::uint8_t* from = work.panel + at.tile % token_tiles * work.panel_tile_bytes +
                                  static_cast<std::int64_t>(at.k) * Shape::TILES * Shape::group_bytes;
       if (at.quarter < 0) {
@@ -189,7 +198,6 @@ __device__ __forceinline__ void dequantise_lines(const std::uint8_t* tile, int a
 template <int NT>
 __device__ __forceinline__ void store_part(const Q4Work& work, int part, int strip, int first_token, int lane,
                                            const float (&acc)[NT * 4]) {
-  if (strip >= work.strips) return;
   const int rows = work.matrices[0].rows, g = lane >> 2, t = lane & 3;
   float* to = work.partials + static_cast<std::int64_t>(part) * work.tokens * rows + strip * 16 + g;
 #pragma unroll
@@ -244,9 +252,9 @@ struct WideRing {
 template <class Shape, bool gated, int NB>
 __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp, int lane, float (&acc)[NB / 2]) {
   // Ordinary: a strip per warp. Gated: two warps share a strip of gate and one of up, eight rows of each per warp.
-  constexpr int tile_stride = Shape::TILES * 576;
+  constexpr int apart = Shape::strips / 2 * Q4Tile::bytes;
   const int side = warp & 1;
-  const int tiles = (gated ? warp & ~1 : warp) * tile_stride;
+  const int tiles = (gated ? warp >> 1 : warp) * Q4Tile::bytes;
   constexpr int group_bytes = NB / 8 * cuda::Panel::block_bytes;
   std::uint32_t a[2][16];
 #pragma unroll
@@ -259,7 +267,7 @@ __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp
     const std::uint32_t blocks = __shfl_sync(0xffffffffu, cuda::shared_address(base + Shape::weight_bytes), 0);
 #pragma unroll
     for (int q = 0; q < Shape::TILES; ++q) {
-      dequantise_lines<gated>(base + tiles + q * 576, tile_stride, side, lane, a[q & 1]);
+      dequantise_lines<gated>(base + tiles + q * Shape::tile_bytes, apart, side, lane, a[q & 1]);
       cuda::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -273,8 +281,16 @@ __device__ __forceinline__ void multiply_run(WideRing& ring, int steps, int warp
     in_flight = ring.stage;
     if (++ring.stage == Shape::STAGES) ring.stage = 0, ring.parity ^= 1;
   }
-  cuda::wgmma_wait<0>();
+  cuda::wgmma_wait<0>(acc);
   if (lane == 0) cuda::barrier_arrive(ring.empty + in_flight * 8);
+}
+
+// Parts of a tile that several blocks worked on; whether this one finishes it.
+template <class Shape>
+__device__ __forceinline__ bool exchange_fragments(const Q4Work& work, const UnitSplit& split, int tile, int warp,
+                                                   int lane, float (&acc)[Shape::NB / 2]) {
+  return q4_exchange<1, Shape::NB / 8>(work, split, tile, warp, Shape::warps, lane,
+                                       *reinterpret_cast<float(*)[1][Shape::NB / 8][4]>(&acc));
 }
 
 template <class Shape, bool gated>
@@ -306,7 +322,8 @@ __device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitSp
       }
       float acc[NT * 4];
       multiply_run<Shape, gated, Shape::NB>(ring, steps, warp, lane, acc);
-      store_gated<NT>(work, column, first_token, lane, acc);
+      if (Shape::whole || exchange_fragments<Shape>(work, split, tile, warp, lane, acc))
+        store_gated<NT>(work, column, first_token, lane, acc);
     } else {
       float acc[NT * 4];
       multiply_run<Shape, gated, Shape::NB>(ring, steps, warp, lane, acc);
@@ -314,11 +331,8 @@ __device__ __forceinline__ void q4_wide_consume(const Q4Work& work, const UnitSp
         store_part<NT>(work, part, first_strip + warp, first_token, lane, acc);
         continue;
       }
-      float fragments[1][NT][4];
-#pragma unroll
-      for (int n = 0; n < NT * 4; ++n) fragments[0][n / 4][n % 4] = acc[n];
-      if (Shape::whole || q4_exchange<1, NT>(work, split, tile, warp, Shape::warps, lane, fragments))
-        q4_store<1, NT, false>(work, first_strip + warp, first_token, lane, fragments);
+      if (!Shape::whole && !exchange_fragments<Shape>(work, split, tile, warp, lane, acc)) continue;
+      q4_store<1, NT, false>(work, first_strip + warp, first_token, lane, *reinterpret_cast<float(*)[1][NT][4]>(&acc));
     }
   }
 }
@@ -330,11 +344,11 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const std::uint32_t full = cuda::shared_address(ring + Shape::stage_bytes * Shape::STAGES);
   const std::uint32_t empty = full + Shape::STAGES * 8;
-  const int tiles = (work.strips + Shape::strips - 1) / Shape::strips * token_tiles;
+  const int tiles = work.groups * token_tiles;
   const UnitSplit split = wide_split<Shape>(work, tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::STAGES; ++i) {
-      cuda::barrier_init(full + i * 8, Shape::producers);
+      cuda::barrier_init(full + i * 8, 1);
       cuda::barrier_init(empty + i * 8, Shape::warps);
     }
     cuda::barrier_init_done();
@@ -342,7 +356,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   __syncthreads();
   if (warp >= Shape::warps) {
     cuda::give_registers<40>();
-    q4_wide_produce<Shape, gated>(work, split, token_tiles, tiles, ring, full, empty, warp - Shape::warps, lane);
+    if (threadIdx.x == Shape::warps * 32) q4_wide_produce<Shape, gated>(work, split, token_tiles, tiles, ring, full, empty);
   } else {
     cuda::take_registers<232>();
     q4_wide_consume<Shape, gated>(work, split, token_tiles, tiles, {ring, full, empty}, warp, lane);

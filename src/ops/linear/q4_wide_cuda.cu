@@ -13,7 +13,7 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
                Shape::TILES * 64);
   const int token_tiles = (work.tokens + Shape::NB - 1) / Shape::NB;
   const int k_steps = work.tiles_k / Shape::TILES;
-  const int tiles = (work.strips + Shape::strips - 1) / Shape::strips * token_tiles;
+  const int tiles = work.groups * token_tiles;
   const int blocks = std::min(stream.facts().multiprocessors, tiles * (work.tail_from < tiles ? 4
                                                                        : Shape::whole         ? work.parts
                                                                                               : k_steps));
@@ -30,10 +30,9 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
 }  // namespace
 
 int q4_wide_parts(const Q4Work& work) {
-  // 40 blocks of output rows (27B: out, down) x 2 tiles of tokens leave 52 of 132 multiprocessors idle; x 3 parts, 24
+  // 40 groups of output rows (27B: out, down) x 2 tiles of tokens leave 52 of 132 multiprocessors idle; x 3 parts, 24
   // of 264. Never more: a part is a round trip of its sums.
-  const int row_blocks = (work.strips + 7) / 8;
-  return work.matrix_count == 1 && row_blocks <= 44 && work.tiles_k >= 24 && work.matrices[0].rows % 8 == 0 ? 3 : 1;
+  return work.matrix_count == 1 && work.groups <= 44 && work.tiles_k >= 24 && work.matrices[0].rows % 8 == 0 ? 3 : 1;
 }
 
 void launch_q4_wide(cuda::Stream& stream, const Q4Work& work) {
@@ -51,14 +50,15 @@ void launch_q4_wide(cuda::Stream& stream, const Q4Work& work) {
 }
 
 void launch_q4_wide_gated(cuda::Stream& stream, const Q4Work& work) {
-  SPLASH_CHECK(work.tokens >= cuda::wide_pass_rows && work.gated_panel.data && work.parts == 1);
+  SPLASH_CHECK(work.gated_panel.data && work.parts == 1);
+  if (cuda::panel_row_tile(work.tokens) == 64) return launch_shape<Q4WideShape<64, 2, 8, false>, true>(stream, work);
   if (cuda::panel_row_tile(work.tokens) == 128) return launch_shape<Q4WideShape<128, 2, 5, true>, true>(stream, work);
   using Shape = Q4WideShape<256, 2, 3, true>;
   // Of 544 tiles (27B, 512 tokens) on 132 multiprocessors, 16 would take a fifth wave for themselves: in quarters they
   // take a third of one (272 -> 250 us). A rest that quarters would spread over two waves gains nothing. The order of
   // each sum is the same.
   Q4Work tailed = work;
-  const int tiles = (work.strips + Shape::strips - 1) / Shape::strips * ((work.tokens + Shape::NB - 1) / Shape::NB);
+  const int tiles = work.groups * ((work.tokens + Shape::NB - 1) / Shape::NB);
   const int rest = tiles % stream.facts().multiprocessors;
   if (4 * rest <= stream.facts().multiprocessors) tailed.tail_from = tiles - rest;
   launch_shape<Shape, true>(stream, tailed);

@@ -1,7 +1,8 @@
-// One launch of a 4-bit linear: up to four matrices that share their input, as one sequence of strips.
+// One launch of a 4-bit linear: up to four matrices that share their input, as one sequence of groups of strips.
 #pragma once
 
 #include "backend/cuda/panel.h"
+#include "ops/linear/q4_tile.h"
 
 namespace splash::ops {
 
@@ -10,7 +11,7 @@ struct Q4Matrix {
   float* out = nullptr;
   std::int64_t out_stride = 0;  // elements between token rows
   int rows = 0;                 // N, unpadded
-  int first_strip = 0;          // in the launch's sequence
+  int first_group = 0;          // in the launch's sequence
   int accumulate = 0;           // out += instead of out =
 };
 
@@ -18,7 +19,7 @@ struct alignas(16) Q4Work {
   static constexpr int max_matrices = 4;
   Q4Matrix matrices[max_matrices];
   int matrix_count = 0;
-  int strips = 0;   // of all matrices
+  int groups = 0;   // of eight strips, of all matrices; the last one of a matrix may have fewer
   int tiles_k = 0;  // K / 64
   int tokens = 0;
   int parts = 1;            // of K, in the wide kernel: one matrix, sums per part to `partials` as [part][token][row]
@@ -26,8 +27,8 @@ struct alignas(16) Q4Work {
   int gated = 0;    // silu(gate) * up, below
   const std::uint8_t* panel = nullptr;  // of the input
   std::int64_t panel_tile_bytes = 0;
-  // Gated: strips alternate between matrices 0 (gate) and 1 (up); out = silu(gate) * up goes to matrix 0's out (may be
-  // null) and to this panel.
+  // Gated: matrices 0 (gate) and 1 (up) go side by side; out = silu(gate) * up goes to matrix 0's out (may be null) and
+  // to this panel.
   cuda::Panel gated_panel;
   // RMSNorm folded into the linears on both sides of it (few tokens): the one that finishes the residual writes
   // bf16(gain * x) and, per row block, sums of squares; the one that reads them multiplies its results by 1 / rms.
@@ -44,23 +45,56 @@ struct alignas(16) Q4Work {
   static constexpr int squares_stride = 32;
 };
 
-constexpr int q4_row_block = 16;                  // strips that a block works on at a time
+constexpr int q4_row_block = 16;                  // strips that a block works on at a time, two groups
 constexpr std::uint32_t q4_absent = 0xffffffffu;  // a NaN that arithmetic does not make
 
+__device__ __forceinline__ Q4Order order_of(const Q4Work& work, const Q4Matrix& matrix) {
+  return {(matrix.rows + 15) >> 4, work.tiles_k};
+}
+
+// The matrix that has a group of the sequence (the last one past the end).
+__device__ __forceinline__ int matrix_of(const Q4Work& work, int group) {
+  int matrix = 0;
+#pragma unroll
+  for (int i = 1; i < Q4Work::max_matrices; ++i) {
+    if (i < work.matrix_count && group >= work.matrices[i].first_group) matrix = i;
+  }
+  return matrix;
+}
+
+// Half a row block: eight strips of one matrix, of which the sequence may have fewer or none.
+struct Q4Half {
+  int matrix = 0, group = 0;  // of the matrix
+  int strips = 0;
+  bool whole = false;
+};
+__device__ __forceinline__ Q4Half half_of(const Q4Work& work, int row_block, int half) {
+  Q4Half at;
+  at.group = row_block;
+  at.matrix = half;
+  if (!work.gated) {
+    const int group = row_block * 2 + half;
+    at.matrix = matrix_of(work, group);
+    at.group = group - work.matrices[at.matrix].first_group;
+  }
+  // Not strips == 8: from min and max together, ptxas 13.0 takes a predicate that says something else.
+  const int left = order_of(work, work.matrices[at.matrix]).strips - at.group * Q4Order::group;
+  at.whole = left >= Q4Order::group;
+  at.strips = at.whole ? Q4Order::group : left < 0 ? 0 : left;
+  return at;
+}
+
+// A strip of the sequence where strips go one by one: gate and up by turns, else groups in order. Past the rows of its
+// matrix, `index` is too.
 struct Q4Strip {
   int matrix = 0;
   int index = 0;  // inside the matrix
 };
-
 template <bool gated>
 __device__ __forceinline__ Q4Strip locate_strip(const Q4Work& work, int strip) {
   if constexpr (gated) return {strip & 1, strip >> 1};
-  int matrix = 0;
-#pragma unroll
-  for (int i = 1; i < Q4Work::max_matrices; ++i) {
-    if (i < work.matrix_count && strip >= work.matrices[i].first_strip) matrix = i;
-  }
-  return {matrix, strip - work.matrices[matrix].first_strip};
+  const int matrix = matrix_of(work, strip / Q4Order::group);
+  return {matrix, strip - work.matrices[matrix].first_group * Q4Order::group};
 }
 
 // Stream-K: the launch is row_blocks * k_steps units in a row; block c of `blocks` takes units [begin, end). A row

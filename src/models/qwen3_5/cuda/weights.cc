@@ -1,5 +1,6 @@
 #include "models/qwen3_5/cuda/weights.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "backend/cuda/upload.h"
@@ -10,7 +11,7 @@
 namespace splash::models::qwen3_5 {
 namespace {
 
-// Calls move(data pointer, bytes, whether these are 4-bit tiles) for everything a model reads.
+// Calls move(data pointer, bytes, order of 4-bit tiles, null if these are none) for everything a model reads.
 template <class Move>
 class Views {
  public:
@@ -42,15 +43,16 @@ class Views {
 
  private:
   void view(pack::Weight& weight) {
-    weight.data = move_(weight.data, weight.bytes(), weight.format == pack::Format::q4);
+    const ops::Q4Order order{weight.strips(), weight.cols / pack::tile_cols};
+    weight.data = move_(weight.data, weight.bytes(), weight.format == pack::Format::q4 ? &order : nullptr);
   }
   void view(pack::Table& table) {
     const int element = table.format == pack::Format::bf16 ? 2 : 4;
-    table.data = move_(table.data, std::int64_t{table.rows} * table.cols * element, false);
+    table.data = move_(table.data, std::int64_t{table.rows} * table.cols * element, nullptr);
   }
   void view(std::span<const float>& values) {
     const auto* from = reinterpret_cast<const std::byte*>(values.data());
-    values = {reinterpret_cast<const float*>(move_(from, static_cast<std::int64_t>(values.size_bytes()), false)),
+    values = {reinterpret_cast<const float*>(move_(from, static_cast<std::int64_t>(values.size_bytes()), nullptr)),
               values.size()};
   }
   void view(Mlp& mlp) { view(mlp.gate), view(mlp.up), view(mlp.down); }
@@ -122,14 +124,23 @@ Result<CudaWeights> upload_weights(cuda::Stream& stream, const pack::Package& pa
   if (package.draft() != nullptr) out.draft = dflash2::load(package);
   // Twice over the same views: first where each block goes, then, with the memory at hand, the views themselves.
   PlacementPlan plan;
-  Views place([&](const std::byte* from, std::int64_t bytes, bool) { return plan.add(from, bytes), from; });
+  std::int64_t most_of_group = 0;
+  Views place([&](const std::byte* from, std::int64_t bytes, const ops::Q4Order* order) {
+    if (order) most_of_group = std::max(most_of_group, order->group_bytes());
+    return plan.add(from, bytes), from;
+  });
   place(out.target);
   if (out.draft) place(*out.draft);
   SPLASH_TRY(out.memory, cuda::upload(stream, plan));
+  constexpr std::int64_t arranged_at_once = std::int64_t{32} << 20;
+  const auto scratch_bytes = static_cast<std::size_t>(std::max(arranged_at_once, most_of_group));
+  SPLASH_TRY(const cuda::DeviceBuffer scratch, cuda::DeviceBuffer::allocate(scratch_bytes));
   std::unordered_set<std::int64_t> arranged;  // a tied head is the embedding
-  Views move([&](const std::byte* from, std::int64_t bytes, bool tiles) -> const std::byte* {
+  Views move([&](const std::byte* from, std::int64_t bytes, const ops::Q4Order* order) -> const std::byte* {
     const std::int64_t offset = plan.add(from, bytes);
-    if (tiles && arranged.insert(offset).second) ops::arrange_q4(stream, out.memory.data() + offset, bytes);
+    if (order && arranged.insert(offset).second) {
+      ops::arrange_q4(stream, *order, out.memory.data() + offset, {scratch.data(), scratch.bytes()});
+    }
     return out.memory.data() + offset;
   });
   move(out.target);

@@ -1,5 +1,5 @@
-// A model's weights in device memory. The kernels read the pack's own strips, so the device layout is the file's:
-// blocks are only moved (backend/placement.h).
+// A model's weights in device memory: blocks of the file, moved (backend/placement.h), in which the tiles of 4-bit
+// matrices have the device's order (ops/linear/q4_tile.h). That is made on the device, behind the upload.
 #pragma once
 
 #include <optional>
