@@ -211,8 +211,8 @@ __device__ __forceinline__ void stores_before_copies() {
 // A chunk of a segment's keys: `old` ones from the ring, then those of the block itself.
 struct DraftChunk {
   int chunk, begin, count, old;
-  __device__ DraftChunk(const DraftArguments& args, const DraftBlockSegment& segment, int chunk) : chunk(chunk) {
-    begin = (first_position(args, segment) / chunk_keys + chunk) * chunk_keys;
+  __device__ DraftChunk(const DraftArguments& args, const DraftBlockSegment& segment, int number) : chunk(number) {
+    begin = (first_position(args, segment) / chunk_keys + number) * chunk_keys;
     const int context = segment.position - begin;
     old = max(0, min(chunk_keys, context)), count = min(chunk_keys, context + args.block);
   }
