@@ -165,14 +165,16 @@ class TemporaryFolder {
   std::string path_;
 };
 
+// One that has encoded nothing yet.
+inline std::shared_ptr<const Tokenizer> fresh_synthetic_tokenizer() {
+  const TemporaryFolder folder;
+  folder.write("tokenizer.json", synthetic_tokenizer_json());
+  auto loaded = Tokenizer::load(folder.path());
+  SPLASH_CHECK(loaded.has_value(), "{}", loaded.error().message);
+  return *loaded;
+}
 inline std::shared_ptr<const Tokenizer> synthetic_tokenizer() {
-  static const std::shared_ptr<const Tokenizer> tokenizer = [] {
-    const TemporaryFolder folder;
-    folder.write("tokenizer.json", synthetic_tokenizer_json());
-    auto loaded = Tokenizer::load(folder.path());
-    SPLASH_CHECK(loaded.has_value(), "{}", loaded.error().message);
-    return *loaded;
-  }();
+  static const std::shared_ptr<const Tokenizer> tokenizer = fresh_synthetic_tokenizer();
   return tokenizer;
 }
 

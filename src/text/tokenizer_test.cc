@@ -114,7 +114,7 @@ TEST(Tokenizer, NormalisesToComposedForm) {
   EXPECT_EQ(encode(*tokenizer, "e\xCC\x81"), encode(*tokenizer, "é"));
 }
 
-// Long texts are remembered: at their second turn, in whatever company, they have the ids of the first.
+// Texts and control segments are remembered: at their second turn, in whatever company, they have the ids of the first.
 TEST(Tokenizer, ATextHasTheSameIdsAtEveryTurn) {
   const auto tokenizer = test::synthetic_tokenizer();
   std::string history;
@@ -129,6 +129,22 @@ TEST(Tokenizer, ATextHasTheSameIdsAtEveryTurn) {
   for (const Token token : encode(*test::synthetic_tokenizer(), history + "x")) want.push_back(token);
   EXPECT_EQ(tokenizer->encode(turn), want);
   EXPECT_EQ(tokenizer->encode(turn), want);
+}
+
+// Whatever was encoded before, in whatever part: the ids are those of a tokenizer that has seen nothing.
+TEST(Tokenizer, WhatWasEncodedBeforeChangesNothing) {
+  const auto old = test::synthetic_tokenizer();
+  std::mt19937 random(7);
+  std::vector<std::string> texts;
+  for (int i = 0; i < 12; ++i) texts.push_back(random_text(random));
+  for (int i = 0; i < 2000; ++i) old->encode(std::vector<Segment>{{random_text(random), true}});  // more than are kept
+  for (int round = 0; round < 40; ++round) {
+    std::vector<Segment> segments;
+    for (int s = 0; s < 8; ++s) segments.push_back({texts[random() % texts.size()], random() % 2 == 0});
+    const std::vector<Token> want = test::fresh_synthetic_tokenizer()->encode(segments);
+    EXPECT_EQ(old->encode(segments), want);
+    EXPECT_EQ(old->encode(segments), want);
+  }
 }
 
 TEST(Tokenizer, UserTextNeverBecomesAControlToken) {
