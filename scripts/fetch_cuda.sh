@@ -6,14 +6,16 @@
 set -eu
 dest=${1:?usage: fetch_cuda.sh DEST}
 wanted=13.0
-[ -x "$dest/bin/nvcc" ] && exit 0
+# The compiler, and what `make test` reads its machine code with (cuobjdump calls nvdisasm).
+complete() { [ -x "$1/bin/nvcc" ] && [ -x "$1/bin/cuobjdump" ] && [ -x "$1/bin/nvdisasm" ]; }
+complete "$dest" && exit 0
 
 recent_enough() {  # nvcc program -> true if its release is >= $wanted
   release=$("$1" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
   [ -n "$release" ] && [ "$(printf '%s\n%s\n' "$wanted" "$release" | sort -V | head -n1)" = "$wanted" ]
 }
 for home in "${CUDA_HOME:-}" /usr/local/cuda "$(dirname "$(dirname "$(command -v nvcc || echo /x/x/x)")")"; do
-  if [ -n "$home" ] && [ -x "$home/bin/nvcc" ] && recent_enough "$home/bin/nvcc"; then
+  if [ -n "$home" ] && complete "$home" && recent_enough "$home/bin/nvcc"; then
     mkdir -p "$(dirname "$dest")"
     ln -sfn "$home" "$dest"
     exit 0
