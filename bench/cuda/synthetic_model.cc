@@ -288,7 +288,8 @@ void SyntheticModel::draft_pass(int lanes) {
                           key = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
                           value = stream_.matrix(rows, g_.draft_kv_heads * g_.draft_dim),
                           mixed = stream_.matrix(rows, g_.draft_query_heads * g_.draft_dim),
-                          sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner);
+                          sub = stream_.matrix(rows, g_.hidden), inner = stream_.matrix(rows, g_.inner),
+                          inner_up = stream_.matrix(rows, g_.inner);
   ops::DraftBoundary::End end;
   const auto begin = [&](std::span<const float> base, const pack::Weight& projection, MatrixView<float> of_sublayer) {
     const ops::DraftBoundary boundary{.end = end,
@@ -315,7 +316,7 @@ void SyntheticModel::draft_pass(int lanes) {
     }
     if (has(Part::draft_linears)) ops::linear(stream_, mixed, d.out, sub);
     begin(d.mlp_base, d.mlp_projection, coefficients[1]);
-    if (has(Part::draft_linears)) ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner);
+    if (has(Part::draft_linears)) ops::linear_swiglu(stream_, convolved, d.gate, d.up, inner_up, inner);
     if (has(Part::draft_linears)) ops::linear(stream_, inner, d.down, sub);
   }
   const int chosen = lanes * slots;

@@ -8,15 +8,3 @@
 #include "ops/swiglu/swiglu_cuda.h"
 #include "ops/fused.h"
 // clang-format on
-
-namespace splash::ops {
-
-inline void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate,
-                          const pack::Weight& up, MatrixView<float> upped, MatrixView<float> out) {
-  if (gate.format == pack::Format::q4) return linear_swiglu(stream, x, gate, up, out);
-  const LinearTarget targets[] = {{gate, out}, {up, upped}};
-  linear(stream, x, targets);
-  swiglu(stream, out, upped, out);
-}
-
-}  // namespace splash::ops

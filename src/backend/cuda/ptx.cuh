@@ -139,11 +139,6 @@ __device__ __forceinline__ void finish_copies() {
   if constexpr (!hopper_code) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Brings `bytes` (a multiple of 16) into the L2.
-__device__ __forceinline__ void bulk_prefetch(const void* from, unsigned bytes) {
-  if constexpr (hopper_code)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // Loads and stores that reach the L2 each time, for words that blocks poll.
 __device__ __forceinline__ uint4 load_volatile(const uint4* from) {
   uint4 value;
@@ -160,6 +155,12 @@ __device__ __forceinline__ void store_volatile(uint4* to, uint4 value) {
 }
 __device__ __forceinline__ void store_volatile(uint2* to, uint2 value) {
   asm volatile("st.volatile.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value.x), "r"(value.y) : "memory");
+}
+
+// Two vectors as eight values.
+__device__ __forceinline__ void take_eight(const float4& low, const float4& high, float (&to)[8]) {
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
 
 // -- between the warps of a block -----------------------------------------------------------------------------------

@@ -65,9 +65,7 @@ __device__ __forceinline__ void find_rotation(const Arguments& args, int positio
 }
 
 __device__ __forceinline__ void read_line(const float* from, float (&line)[8]) {  // aligned: heads are whole
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  line[0] = low.x, line[1] = low.y, line[2] = low.z, line[3] = low.w;
-  line[4] = high.x, line[5] = high.y, line[6] = high.z, line[7] = high.w;
+  cuda::take_eight(reinterpret_cast<const float4*>(from)[0], reinterpret_cast<const float4*>(from)[1], line);
 }
 
 __device__ __forceinline__ void read_gain(const float* from, int lane, float (&gain)[8]) {

@@ -37,7 +37,6 @@ constexpr int value_bytes = page * dim + 32;
 constexpr int core_run = 8 * 128 + 3 * 16, query_bytes = 4 * core_run;
 __host__ __device__ constexpr int core_in_run(int core) { return core * 128 + core / 2 * 16; }
 constexpr int weight_bytes = unit / 8 * 128;  // of eight queries
-constexpr int new_rows = 8;                   // at most, of a tile that makes its rows itself: a warp each
 
 struct Narrow {
   // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
@@ -118,8 +117,8 @@ struct NarrowShared {
   float2 all[columns];                 // maximum and sum of the chunks before this one, where the block merges them
   float2 factors[columns];             // what the merge of a chunk keeps and adds
   // Codes of this pass's rows as a page has them (values row by row), until their unit is here.
-  alignas(8) std::uint8_t new_keys[new_rows][dim], new_values[new_rows][dim];
-  alignas(8) float new_scales[new_rows][2];
+  alignas(8) std::uint8_t new_keys[narrow_new_rows][dim], new_values[narrow_new_rows][dim];
+  alignas(8) float new_scales[narrow_new_rows][2];
   PageId new_pages[2];  // where they go
   std::uint64_t keys_full, values_full, values_empty;
   // Here and not in registers, of which not one is free.

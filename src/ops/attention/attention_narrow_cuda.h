@@ -9,8 +9,9 @@ namespace splash::ops::paged {
 
 // Rows of a segment that share a tile, where `group` query heads share a key-value head.
 constexpr int narrow_tile_rows(int group) { return 64 / group; }
-// Up to so many a tile makes its queries, keys and values itself.
-constexpr int narrow_own_rows(int group) { return std::min(narrow_tile_rows(group), 8); }
+// Up to so many a tile makes its queries, keys and values itself: a warp for each row.
+constexpr int narrow_new_rows = 8;
+constexpr int narrow_own_rows(int group) { return std::min(narrow_tile_rows(group), narrow_new_rows); }
 
 struct Arguments;
 // Enqueues the tiles over prepared queries and stored keys, or, where there is one tile a segment and args.queries is

@@ -257,8 +257,7 @@ struct RowEnd {
   __device__ __forceinline__ void begin(const Place& place, int count, int parity, Staging& shared) {
     const int row = place.thread / lanes, line = place.thread % lanes;
     const float4* from = reinterpret_cast<const float4*>(&shared.o[row][line * 8]);
-    o[0] = from[0].x, o[1] = from[0].y, o[2] = from[0].z, o[3] = from[0].w;
-    o[4] = from[1].x, o[5] = from[1].y, o[6] = from[1].z, o[7] = from[1].w;
+    cuda::take_eight(from[0], from[1], o);
     const float squares = of_row(squares_of_8(o));
     if (line == 0 && row < count) {
       float* to = &shared.squares[parity][place.side][row];

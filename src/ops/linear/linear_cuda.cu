@@ -221,13 +221,12 @@ void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const Lin
 }
 
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
-                   MatrixView<float> out) {
+                   MatrixView<float> upped, MatrixView<float> out) {
   const bool without_panel = !stream.portable() && x.rows >= wide_from && out.cols % cuda::Panel::group != 0;
   if (gate.format != pack::Format::q4 || without_panel) {
-    MatrixView<float> gated = stream.matrix(x.rows, gate.rows), upped = stream.matrix(x.rows, up.rows);
-    const LinearTarget targets[] = {{gate, gated, false}, {up, upped, false}};
+    const LinearTarget targets[] = {{gate, out}, {up, upped}};
     linear(stream, x, targets);
-    swiglu(stream, gated, upped, out);
+    swiglu(stream, out, upped, out);
     return;
   }
   Q4Work work = work_for(stream, x);

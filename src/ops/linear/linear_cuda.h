@@ -14,10 +14,11 @@ namespace splash::ops {
 
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
 
-// out = silu(gate x) * (up x), in one launch; what reads it next must be a linear (from 33 rows on, a stream that folds
-// norms leaves its floats unwritten).
+// out = silu(gate x) * (up x), in one launch where weights are q4 (from 33 rows on and not in whole groups, in two, with
+// `upped` [rows, I] as scratch); what reads it next must be a linear (from 33 rows on, a stream that folds norms leaves its
+// floats unwritten).
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
-                   MatrixView<float> out);
+                   MatrixView<float> upped, MatrixView<float> out);
 
 // residual += W x and normed = rms_norm(residual) * gain for the linears that read `normed` next (linear,
 // linear_swiglu): up to 32 rows without a kernel of its own, and then only the panel of `normed` exists, its floats are

@@ -171,7 +171,7 @@ void expect_mlp_through_panels(int tokens, bool at_once) {
     linear(stream(), dn, inner_targets);
     swiglu(stream(), inner1, inner2, inner1);
   } else {
-    linear_swiglu(stream(), dn, dgate, dup, inner1);
+    linear_swiglu(stream(), dn, dgate, dup, inner2, inner1);
   }
   expect_close("swiglu", download(inner1), g, tokens <= 32 ? 3e-4 : 5e-3);
   expect_panel("swiglu", inner1);
@@ -206,10 +206,10 @@ TEST(LinearCuda, FoldedNorm) {
     linear_add(stream(), dx, ddown, r1);
     rms_norm(stream(), r1, dgain, 1e-6f, n1);
     linear(stream(), n1, dnext, y1);
-    linear_swiglu(stream(), n1, dnext, dup, g1);
+    linear_swiglu(stream(), n1, dnext, dup, memory.matrix(tokens, hidden), g1);
     linear_add_norm(stream(), dx, ddown, r2, dgain, 1e-6f, n2);
     linear(stream(), n2, dnext, y2);
-    linear_swiglu(stream(), n2, dnext, dup, g2);
+    linear_swiglu(stream(), n2, dnext, dup, memory.matrix(tokens, hidden), g2);
     expect_same("residual", download(r2), download(r1));
     expect_close("linear after a folded norm", download(y2), download(y1), 3e-3);
     expect_close("swiglu after a folded norm", download(g2), download(g1), 5e-3);
@@ -247,7 +247,7 @@ TEST(LinearCuda, WidePasses) {
     swiglu(stream(), g1, u1, g1);
     linear(stream(), g1, dlast, y1);
     linear_add_norm(stream(), dx, ddown, r2, dgain, 1e-6f, n2);
-    linear_swiglu(stream(), n2, dgate, dup, g2);
+    linear_swiglu(stream(), n2, dgate, dup, u1, g2);
     linear(stream(), g2, dlast, y2);
     expect_same("residual", download(r2), download(r1));
     std::vector<float> got = download(y2);
@@ -278,7 +278,7 @@ TEST(LinearCuda, PortableWidthsKeepBits) {
                                                    tokens, after),
                               gated = memory.matrix(tokens, inner);
       linear_add(stream(), dx, memory.weight(first.view), sums);
-      linear_swiglu(stream(), dx, memory.weight(gate.view), memory.weight(up.view), gated);
+      linear_swiglu(stream(), dx, memory.weight(gate.view), memory.weight(up.view), memory.matrix(tokens, inner), gated);
       const std::vector<float> got_sums = download(sums), got_gated = download(gated);
       if (want_sums.empty()) want_sums = got_sums, want_gated = got_gated;
       const auto head = [&](const std::vector<float>& all, int width) {
@@ -314,7 +314,7 @@ TEST(LinearCuda, WidthsKeepBits) {
                               y = memory.matrix(tokens, 2560), yb = memory.matrix(tokens, 48),
                               ya = memory.matrix(tokens, 48);
       linear_add_norm(stream(), dm, out, x, gain, 1e-6f, normed);
-      linear_swiglu(stream(), normed, gate, up, gated);
+      linear_swiglu(stream(), normed, gate, up, memory.matrix(tokens, inner), gated);
       linear_add_norm(stream(), gated, down, x, gain, 1e-6f, normed);
       const LinearTarget targets[] = {{qkv, y, false}, {b, yb, false}, {a, ya, false}};
       linear(stream(), normed, targets);

@@ -291,10 +291,6 @@ struct Q4Finish {
   static __device__ __forceinline__ bool vectors_at(const float* at) {
     return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
   }
-  static __device__ __forceinline__ void take(const float4& low, const float4& high, float (&to)[8]) {
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-  }
 
   // (quarter 0 + 1) + (2 + 3) of this lane's line.
   __device__ __forceinline__ void read_sums(const float* meet) {
@@ -305,7 +301,7 @@ struct Q4Finish {
       const int eight = Shape::NT == 1 ? 0 : token / 8;
       const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + eight) * Shape::block_floats +
                                                        line * Shape::line_floats + (token - eight * 8) * 8);
-      take(at[0], at[1], part[m]);
+      cuda::take_eight(at[0], at[1], part[m]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -330,7 +326,7 @@ struct Q4Finish {
     if (valid <= 0 || !matrix->accumulate || !exists()) return;
     const float* at = row_at();
     if (valid == 8 && vectors_at(at)) {
-      take(__ldcg(reinterpret_cast<const float4*>(at)), __ldcg(reinterpret_cast<const float4*>(at) + 1), before);
+      cuda::take_eight(__ldcg(reinterpret_cast<const float4*>(at)), __ldcg(reinterpret_cast<const float4*>(at) + 1), before);
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -416,7 +412,7 @@ struct Q4Finish {
     if (!work.gain) return;
     if (mine) {  // of all eight lines of a group or of none
       float gain[8];
-      take(__ldg(reinterpret_cast<const float4*>(work.gain + column)),
+      cuda::take_eight(__ldg(reinterpret_cast<const float4*>(work.gain + column)),
            __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1), gain);
 #pragma unroll
       for (int i = 0; i < 8; ++i) gain[i] *= values[i];
@@ -494,7 +490,7 @@ __device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
   }
 }
 
-// Two tiles of a stage, of which `count` are there, as far as the stage's `first` of them.
+// Two tiles of a stage, from its tile `first` on, of which `count` are there (none, if it is not positive).
 template <class Shape>
 __device__ __forceinline__ void q4_take_two(const std::uint8_t* base, int place, int first, int count, int lane,
                                             float (&acc)[Shape::STRIPS][Shape::NT * 4]) {

@@ -39,7 +39,9 @@ struct Q4Order {
   static constexpr int group = 8;  // strips
   int strips = 0, tiles_k = 0;
 
-  constexpr int group_strips(int index) const { return strips - index * group < group ? strips - index * group : group; }
+  constexpr int left(int index) const { return strips - index * group; }  // strips from a group on; negative past the end
+  constexpr bool whole(int index) const { return left(index) >= group; }
+  constexpr int group_strips(int index) const { return whole(index) ? group : left(index); }
   // Of a whole group.
   constexpr std::int64_t group_bytes() const { return std::int64_t{group} * tiles_k * Q4Tile::bytes; }
   // Of a group, and between neighbouring k of a strip there.

@@ -102,7 +102,7 @@ __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSp
     const Q4Order order = order_of(work, first);
     const int of_matrix = group - first.first_group, of_group = order.group_strips(of_matrix);
     const int left = of_group - skipped, strips = gated ? min(most, left) : of_group;
-    const bool whole = !gated && order.strips - of_matrix * Q4Order::group >= most;  // as half_of says it
+    const bool whole = !gated && order.whole(of_matrix);
     const std::int64_t from =
         (order.group_begin(of_matrix) + static_cast<std::int64_t>(at.k) * Shape::TILES * of_group + skipped) *
         Q4Tile::bytes;

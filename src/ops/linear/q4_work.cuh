@@ -78,7 +78,7 @@ __device__ __forceinline__ Q4Half half_of(const Q4Work& work, int row_block, int
     at.group = group - work.matrices[at.matrix].first_group;
   }
   // Not strips == 8: from min and max together, ptxas 13.0 takes a predicate that says something else.
-  const int left = order_of(work, work.matrices[at.matrix]).strips - at.group * Q4Order::group;
+  const int left = order_of(work, work.matrices[at.matrix]).left(at.group);
   at.whole = left >= Q4Order::group;
   at.strips = at.whole ? Q4Order::group : left < 0 ? 0 : left;
   return at;
