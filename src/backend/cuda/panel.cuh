@@ -56,15 +56,39 @@ __device__ __forceinline__ void store_line(const Panel& panel, int row, int colu
   if (with_sums && panel.sums && row < panel.rows) store_sum<8>(panel, row, column, sum);
 }
 
-// The same of four columns (a multiple of 4): sixteen neighbouring lanes have a group.
-__device__ __forceinline__ void store_half_line(const Panel& panel, int row, int column, const float (&values)[4]) {
-  if (!panel.data || row >= panel.rows) return;
+// The same of four columns (a multiple of 4).
+__device__ __forceinline__ float store_half_line_alone(const Panel& panel, int row, int column,
+                                                       const float (&values)[4]) {
+  if (!panel.data || row >= panel.rows) return 0;
   const int line = column % Panel::group / 8;
   std::byte* at = panel_row(panel, row, column) + line / 4 * 512 + line % 4 * 4 + column / 4 % 2 * 128;
   const std::uint32_t even = pack_bf16(values[0], values[2]), odd = pack_bf16(values[1], values[3]);
   *reinterpret_cast<std::uint32_t*>(at) = even;
   *reinterpret_cast<std::uint32_t*>(at + 256) = odd;
-  if (panel.sums) store_sum<16>(panel, row, column, sum_of_pair(even) + sum_of_pair(odd));
+  return sum_of_pair(even) + sum_of_pair(odd);
+}
+
+// With the group's sum: sixteen neighbouring lanes have a group.
+__device__ __forceinline__ void store_half_line(const Panel& panel, int row, int column, const float (&values)[4]) {
+  const float sum = store_half_line_alone(panel, row, column, values);
+  if (panel.data && panel.sums && row < panel.rows) store_sum<16>(panel, row, column, sum);
+}
+
+// Two columns a lane of a group that a whole warp has, in a panel with sums.
+__device__ __forceinline__ void store_pair(const Panel& panel, int row, int group_column, int lane,
+                                           const float (&values)[2]) {
+  if (!panel.data || row >= panel.rows) return;
+  // Lanes 2i and 2i + 1 have columns 4i to 4i + 3: the pairs are (0, 2) and (1, 3) of them.
+  const bool odd = lane & 1;
+  const float other = __shfl_xor_sync(0xffffffffu, odd ? values[0] : values[1], 1);
+  const std::uint32_t pair = odd ? pack_bf16(other, values[1]) : pack_bf16(values[0], other);
+  const int line = lane / 4;
+  *reinterpret_cast<std::uint32_t*>(panel_row(panel, row, group_column) + line / 4 * 512 + line % 4 * 4 +
+                                    (odd ? 256 : 0) + lane / 2 % 2 * 128) = pair;
+  float sum = sum_of_pair(pair);
+#pragma unroll
+  for (int distance = 1; distance < 32; distance <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane == 0) *panel_sum(panel, row, group_column) = sum;
 }
 
 // One value of a panel without sums, for epilogues whose threads hold columns of a matrix fragment.

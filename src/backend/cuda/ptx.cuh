@@ -139,6 +139,10 @@ __device__ __forceinline__ void finish_copies() {
   if constexpr (!hopper_code) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Brings what is only read soon into the L2.
+__device__ __forceinline__ void prefetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 // Loads and stores that reach the L2 each time, for words that blocks poll.
 __device__ __forceinline__ uint4 load_volatile(const uint4* from) {
   uint4 value;
@@ -164,14 +168,10 @@ __device__ __forceinline__ void take_eight(const float4& low, const float4& high
 }
 
 // -- between the warps of a block -----------------------------------------------------------------------------------
-// Barrier `id` (1 .. 15; 0 is __syncthreads) of `threads` threads; arriving alone does not wait.
+// Barrier `id` (0 .. 15; 0 is that of __syncthreads) of `threads` threads.
 template <int id>
 __device__ __forceinline__ void block_barrier(int threads) {
   asm volatile("bar.sync %0, %1;" ::"n"(id), "r"(threads) : "memory");
-}
-template <int id>
-__device__ __forceinline__ void block_barrier_arrive(int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
 }
 
 // -- matrix units ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ops/conformance.h"
+#include "ops/linear/q4_split.h"
 #include "ops/linear/q4_tile.h"
 
 namespace splash::ops::conformance {
@@ -243,6 +244,26 @@ TEST(Q4Tile, ThereAndBack) {
       EXPECT_EQ(std::memcmp(&device[static_cast<std::size_t>(512 + g * 8 + which * 2)], tile + offset, 2), 0);
     }
   }
+}
+
+// Against plain division, for whatever blocks and tiles ask: launches of the models' shapes and odd ones.
+TEST(Q4Split, DealsEvenlyAndExactly) {
+  struct Case {
+    int row_blocks, tiles_k, most_blocks;
+  };
+  for (const auto& [row_blocks, tiles_k, most_blocks] :
+       {Case{1, 1, 132}, Case{1, 272, 132}, Case{20, 96, 132}, Case{20, 272, 132}, Case{136, 80, 132},
+        Case{65, 80, 132}, Case{970, 80, 132}, Case{970, 1, 132}, Case{3, 7, 5}, Case{7, 3, 1}, Case{40, 96, 148}}) {
+    SCOPED_TRACE(testing::Message() << row_blocks << " row blocks of " << tiles_k << " tiles, " << most_blocks);
+    ASSERT_TRUE(Q4Split::fits(row_blocks, tiles_k, most_blocks));
+    const Q4Split split(row_blocks, tiles_k, most_blocks);
+    const long long units = 1LL * row_blocks * tiles_k;
+    ASSERT_EQ(split.blocks, std::min<long long>(units, most_blocks));
+    for (unsigned block = 0; block <= split.blocks; ++block) EXPECT_EQ(split.begin(block), units * block / split.blocks);
+    for (int tile = 0; tile < units; ++tile) ASSERT_EQ(split.row_block(tile), tile / tiles_k);
+  }
+  EXPECT_FALSE(Q4Split::fits(1 << 20, 1 << 10, 132));
+  EXPECT_FALSE(Q4Split::fits(20, 96, 2000));
 }
 
 }  // namespace

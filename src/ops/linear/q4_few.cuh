@@ -1,15 +1,17 @@
 // 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
 //
-// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 4 tiles of 64
-// inputs) by bulk copies, a warp adds up the input norm, the others multiply: weights are operand A of the matrix unit,
-// tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q with one logic operation, and
+// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 2 tiles of 64
+// inputs) by bulk copies, a warp looks for who shares what and adds up the input norm, the others multiply: weights are
+// operand A of the matrix unit, tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q
+// with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
 // so no weight is ever rounded. 46 instructions of a warp per tile at 8 rows, 86 at 32: while the matrix unit works a
 // scheduler issues nothing else (decision 0018), so both add up.
 //
-// What a launch costs beside its bytes (about 5 us) is its end: sums of a row block meet in the block and between
-// blocks, results go out. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a spill is a trip
-// to the L2 (128 bytes of it per thread made the whole kernel 1.6 times as slow).
+// What a launch costs beside its bytes is its end: sums of a row block meet in the block and between blocks, results go
+// out (decision 0022). Its code runs once a launch, cold, at two to six cycles an instruction: it has no divisions and
+// asks for what it reads before it needs it. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a
+// spill is a trip to the L2 (128 bytes of it per thread made the whole kernel 1.6 times as slow).
 #pragma once
 
 #include "backend/cuda/panel.cuh"
@@ -20,14 +22,23 @@
 
 namespace splash::ops {
 
-// A row block that several blocks add up: `count` of them from `first` on, this one is number `mine`. Of more than 8
-// tokens number i finishes tokens i, i + count ...: so all end alike, and nobody reads more than a part's worth.
+// A row block that several blocks add up: `count` of them from `first` on, this one is number `mine`. Number i finishes
+// tokens i, i + count ...: so all end alike, and nobody reads more than a part's worth (0020).
 struct Q4Share {
   int row_block, first, count, mine;
 };
 
-// K is cut four ways inside a block ("quarters"): a stage's first or second two tiles, of even or odd stages. A side is
-// four warps that see the same stages: four sides with a quarter each, or two with two.
+// Half a row block as its end needs it: `rows` output rows of a matrix (none past its end), `column` on; gated, of gate
+// and up. `out` is the first one's of token 0.
+struct alignas(16) Q4Output {
+  float* out;
+  int stride;  // elements between tokens
+  int column, rows;
+  int accumulate;
+};
+
+// K is cut four ways inside a block ("quarters"): number i has every fourth stage of a row block from the i-th on. A side
+// is four warps that see the same stages: four sides with a quarter each, or two with two.
 template <int NT_, int SIDES_, int STAGES_, int REGISTERS_, int PRODUCER_REGISTERS_>
 struct Q4FewShape {
   static constexpr int NT = NT_;  // tokens / 8
@@ -37,9 +48,13 @@ struct Q4FewShape {
   static constexpr int PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
   static constexpr int WARPS = 4;   // of a side
   static constexpr int STRIPS = 4;  // of a warp
-  static constexpr int TILES = 4;   // of each strip in a stage
+  static constexpr int TILES = 2;   // of each strip in a stage
+  // Stages on their way at a time, while the launch before still runs and after. Fewer do not keep memory busy; more take
+  // it from blocks that are still at work (their last bytes are what everybody waits for) and lengthen every other trip
+  // to the L2: six and six instead of two and four cost a step of 8 rows 6 % (0022).
+  static constexpr int ahead_at_first = 2, ahead = 4;
   static constexpr int row_block = q4_row_block;
-  static constexpr bool all_finish = NT > 1;  // shared row blocks; else the block in which one begins (0020)
+  static constexpr int halves_at_once = NT == 4 ? 2 : 1;  // of a row block, that a warp finishes
   static_assert(WARPS * STRIPS == row_block);
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int quarters = 4 / SIDES;  // of a warp
@@ -57,43 +72,56 @@ struct Q4FewShape {
   static constexpr int meets = SIDES == 4 ? SIDES : 1;  // two sides share theirs
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
-  static constexpr int shares_offset = work_offset + sizeof(Q4Work);
-  static constexpr int barriers_offset = shares_offset + (all_finish ? 2 * sizeof(Q4Share) : 0);
-  static constexpr int scales_offset = barriers_offset + STAGES * 24 + (all_finish ? 16 : 8);
-  static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
+  // Both halves of the segment at hand, of the one before and of two shares.
+  static constexpr int outputs_offset = work_offset + sizeof(Q4Work);
+  static constexpr int shares_offset = outputs_offset + 4 * 2 * sizeof(Q4Output);
+  static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
+  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
+  static constexpr int pace_offset = scales_offset + NT * 8 * 4;
+  static constexpr std::size_t shared_bytes = std::size_t{pace_offset} + 16;
   static_assert(shared_bytes <= 227 * 1024);
-  static constexpr std::size_t part_bytes = std::size_t{all_finish ? 2 : 1} * NT * 8 * 1024;  // per block (part_of)
+  static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block (part_of)
 };
-
-__device__ __forceinline__ UnitSplit split_of(const Q4Work& work) {
-  UnitSplit split;
-  split.k_steps = work.tiles_k;
-  split.units = static_cast<unsigned>((work.groups + 1) / 2 * work.tiles_k);
-  split.blocks = min(gridDim.x, split.units);
-  return split;
-}
 
 // The tiles of a block in a linear, cut at the ends of row blocks.
 struct Q4Walk {
   const Q4Work& work;
-  int tile = 0, end = 0;                // the segment begins at tile
-  int row_block = 0, k = 0, count = 0;  // and is [k, k + count) of the row block
+  int left;                     // tiles from the segment on
+  int row_block, k, count = 0;  // the segment is [k, k + count) of the row block
 
   __device__ __forceinline__ explicit Q4Walk(const Q4Work& of) : work(of) {
-    const UnitSplit split = split_of(work);
-    const unsigned block = min(blockIdx.x, split.blocks);
-    tile = split.begin(block), end = block < split.blocks ? split.begin(block + 1) : tile;
+    const int tile = work.split.begin(blockIdx.x);
+    left = work.split.begin(blockIdx.x + 1) - tile;
+    row_block = work.split.row_block(tile);
+    k = tile - row_block * work.tiles_k;
   }
   __device__ __forceinline__ bool next() {
-    tile += count;
-    if (tile >= end) return false;
-    row_block = tile / work.tiles_k;
-    k = tile - row_block * work.tiles_k;
-    count = min(end - tile, work.tiles_k - k);
+    left -= count;
+    if (left <= 0) return false;
+    if (count > 0) ++row_block, k = 0;
+    count = cuda::opaque(min(left, work.tiles_k - k));
     return true;
   }
   // Row blocks that begin or end in other blocks: at most a block's first segment (not from k = 0 on) and its last.
   __device__ __forceinline__ bool shared() const { return count < work.tiles_k; }
+  // Of a whole warp: how many blocks before and behind this one work on the row block.
+  __device__ __forceinline__ int before(int lane) const {
+    int count = 0;
+    for (unsigned some = 32; some == 32; count += some) {
+      const int block = static_cast<int>(blockIdx.x) - count - lane;
+      some = __popc(__ballot_sync(0xffffffffu, block > 0 && work.split.begin(block) > row_block * work.tiles_k));
+    }
+    return count;
+  }
+  __device__ __forceinline__ int behind(int lane) const {
+    int count = 0;
+    for (unsigned some = 32; some == 32; count += some) {
+      const unsigned block = blockIdx.x + 1 + count + lane;
+      some = __popc(__ballot_sync(
+          0xffffffffu, block < work.split.blocks && work.split.begin(block) < (row_block + 1) * work.tiles_k));
+    }
+    return count;
+  }
 };
 
 // Place and phase of the ring's stages.
@@ -101,10 +129,11 @@ template <int STAGES>
 struct Q4Ring {
   int stage = 0, parity = 0;
   __device__ __forceinline__ void advance(int stages) {
-    stage += stages;
-    while (stage >= STAGES) stage -= STAGES, parity ^= 1;
+    const unsigned next = static_cast<unsigned>(stage + stages);
+    stage = static_cast<int>(next % STAGES);
+    parity ^= next / STAGES & 1;
   }
-  // The same without a loop: every few tiles, where each instruction counts.
+  // The same where each instruction counts.
   template <int stages>
   __device__ __forceinline__ void step() {
     static_assert(stages <= STAGES);
@@ -125,14 +154,16 @@ struct Q4Barriers {
   __device__ __forceinline__ std::uint32_t plan_ready() const { return scales_ready() + 8; }
 };
 
-// By a thread for each half of the row blocks. The first stages' weights are requested while the predecessor still runs.
-// Not more than `ahead` stages are on their way at a time: enough for the latency of memory at full speed (one is not,
-// three gain nothing). What a stage has of a half lies in one piece (q4_tile.h): a bulk copy costs its warp some ten
-// instructions, and a warp that only fetches gets few turns while others multiply (decision 0018).
-template <class Shape>
+// By a warp, of which a thread for each half of the row blocks asks. The first stages' weights are requested while the
+// predecessor still runs, as the first thing a block does: `begun` is called, by the whole warp, when ahead_at_first
+// stages are on their way, or all there are. What a stage has of a half lies in one piece (q4_tile.h).
+template <class Shape, class Begun>
 __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
-                                               const Q4Barriers<Shape>& barriers, int half) {
-  constexpr int ahead = 2;
+                                               const Q4Barriers<Shape>& barriers, int lane, Begun&& begun) {
+  const bool asks = lane < 2;
+  const int half = lane & 1;
+  int asked = 0;
+  const volatile int& pace = *reinterpret_cast<const volatile int*>(ring + Shape::pace_offset);
   Q4Ring<Shape::STAGES> at;
   const std::uint64_t policy = cuda::stream_policy();
   ring += half * Shape::half_bytes;
@@ -142,32 +173,41 @@ __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t*
     const std::uint8_t* from =
         matrix.tiles + (order_of(work, matrix).group_begin(mine.group) + walk.k * mine.strips) * Q4Tile::bytes;
     const int tile = mine.strips * Q4Tile::bytes;
+#pragma unroll 1
     for (int done = 0; done < walk.count; done += Shape::TILES) {
       const int tiles = min(Shape::TILES, walk.count - done);
-      const int before = at.stage - ahead;  // nothing yet: a fresh barrier's phase before the first is over
+      const int before = at.stage - pace;  // nothing yet: a fresh barrier's phase before the first is over
       cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), at.parity ^ (before < 0));
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
-      cuda::barrier_expect(barriers.weights(at.stage), tiles * tile);
-      std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
-      // A group of fewer strips leaves room behind each tile.
-      int pieces = mine.whole ? 1 : tile > 0 ? tiles : 0;
-      const int bytes = mine.whole ? tiles * tile : tile;
+      if (asks) {
+        cuda::barrier_expect(barriers.weights(at.stage), tiles * tile);
+        std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
+        // A group of fewer strips leaves room behind each tile.
+        int pieces = mine.whole ? 1 : tile > 0 ? tiles : 0;
+        const int bytes = mine.whole ? tiles * tile : tile;
 #pragma unroll 1
-      for (const std::uint8_t* piece = from; pieces > 0; --pieces, piece += tile, to += Shape::tile_bytes) {
-        cuda::bulk_copy(to, piece, bytes, barriers.weights(at.stage), policy);
+        for (const std::uint8_t* piece = from; pieces > 0; --pieces, piece += tile, to += Shape::tile_bytes) {
+          cuda::bulk_copy(to, piece, bytes, barriers.weights(at.stage), policy);
+        }
       }
       from += tiles * tile;
       at.template step<1>();
+      if (++asked == Shape::ahead_at_first) begun();
     }
   }
+  if (asked < Shape::ahead_at_first) begun();
 }
 
 // One lane.
 template <class Shape>
 __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* ring,
                                               const Q4Barriers<Shape>& barriers) {
+  Q4Walk walk(work);
+  cuda::wait_for_predecessors();
+  *reinterpret_cast<volatile int*>(ring + Shape::pace_offset) = Shape::ahead;
   Q4Ring<Shape::STAGES> at;
-  for (Q4Walk walk(work); walk.next();) {
+  while (walk.next()) {
+#pragma unroll 1
     for (int done = 0; done < walk.count; done += Shape::TILES) {
       const int bytes = min(Shape::TILES, walk.count - done) * Shape::group_bytes;
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
@@ -184,13 +224,27 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
 // order, the same for every width.
 template <int NT>
 __device__ __forceinline__ void q4_input_scales(const Q4Work& work, int lane, float* scales) {
+  constexpr int together = NT == 1 ? 5 : 2;  // parts of a lane that are asked for at once
+  float sums[NT] = {};
+  for (int first = lane >> 3; first < work.square_parts; first += 4 * together) {
+    float got[together][NT] = {};
+#pragma unroll
+    for (int p = 0; p < together; ++p) {
+      const float* from = work.squares_in + (first + p * 4) * Q4Work::squares_stride + (lane & 7);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        if ((first + p * 4 < work.square_parts) & (n * 8 + (lane & 7) < work.tokens)) got[p][n] = __ldcg(from + n * 8);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < together; ++p) {
+#pragma unroll
+      for (int n = 0; n < NT; ++n) sums[n] += got[p][n];
+    }
+  }
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
-    float sum = 0;
-#pragma unroll 20
-    for (int part = lane >> 3; part < work.square_parts; part += 4) {
-      sum += __ldcg(work.squares_in + part * Q4Work::squares_stride + n * 8 + (lane & 7));
-    }
+    float sum = sums[n];
     sum += __shfl_xor_sync(0xffffffffu, sum, 8);
     sum += __shfl_xor_sync(0xffffffffu, sum, 16);
     if (lane < 8) scales[n * 8 + lane] = 1.0f / sqrtf(sum / static_cast<float>(work.tiles_k * 64) + work.norm_eps);
@@ -266,71 +320,105 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   }
 }
 
-// The end of a row block's token, by a warp: a lane has a line of the row block, eight output rows that are neighbours
-// in the output, so that every access to memory below is whole sectors, and the warp sees all that the row block has of
-// the token.
+// Both halves of a row block, by a warp. The gain behind the linear is weight: it is asked for here, long before it is
+// read.
+__device__ __forceinline__ void q4_find_outputs(const Q4Work& work, int row_block, int lane, Q4Output* outputs) {
+  constexpr int rows = Q4Order::group * 16, gated_rows = rows / 2;
+  const int half = lane & 1;
+  const Q4Half at = half_of(work, row_block, work.gated ? 0 : half);
+  const Q4Matrix& matrix = work.matrices[at.matrix];
+  const int column = at.group * rows + (work.gated ? half * gated_rows : 0);
+  const int left = at.strips > 0 ? min(work.gated ? gated_rows : rows, matrix.rows - column) : 0;
+  if (lane < 2) {
+    outputs[half] = {matrix.out ? matrix.out + column : nullptr, static_cast<int>(matrix.out_stride), column,
+                     max(left, 0), matrix.accumulate};
+  }
+  const int line = lane / 2 * 8;  // 32 bytes of gain
+  if (work.gain && line < left) cuda::prefetch(work.gain + column + line);
+}
+
+// The end of a token in `halves` halves of a row block from `half` on, by a warp. Plain, a lane has four neighbouring
+// output rows of each; gated, two of gate and two of up. So every access to memory below is whole sectors.
 template <class Shape>
 struct Q4Finish {
+  static constexpr int halves = Shape::halves_at_once;
   const Q4Work& work;
-  int row_block, token, lane;
+  int half, token, lane;
+  const Q4Output* to = nullptr;
+  int left[halves];         // rows of the half from this lane's first on; none are its, if not positive
+  float before[halves][4];  // what the results are added to
+  float gain[halves][4];    // of the norm behind
+  float values[halves][4];  // gated: two of gate, two of up
 
-  // What this lane's line is: of a matrix, `valid` rows from `column` on; none past the end.
-  const Q4Matrix* matrix = nullptr;
-  int column = 0, valid = 0;
-  float before[8];  // what the results are added to, read before anything is waited for
-  float values[8];
+  static constexpr int part_words = Shape::NT * 8 * 64;  // 16 bytes each, of a part
+  static constexpr int slots = 2;  // of a block
 
-  // Lane l has line l; gated, lanes l and l ^ 2 have the same line of gate (l & 2 is 0) and up, half a row block apart,
-  // such that sixteen lanes have eight lines.
-  __device__ __forceinline__ int line_of() const {
-    return work.gated ? (lane & 2) * 8 + (lane >> 2) * 2 + (lane & 1) : lane;
+  static __device__ __forceinline__ void take(const float4& from, float (&to)[4]) {
+    to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
   }
-  // Eight warps finish at once, whether there are as many tokens or not.
-  __device__ __forceinline__ bool exists() const { return Shape::all_finish || token < work.tokens; }
-  __device__ __forceinline__ float* row_at() const { return matrix->out + token * matrix->out_stride + column; }
-  static __device__ __forceinline__ bool vectors_at(const float* at) {
-    return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
-  }
-
-  // (quarter 0 + 1) + (2 + 3) of this lane's line.
+  // (quarter 0 + 1) + (2 + 3) of this lane's rows.
   __device__ __forceinline__ void read_sums(const float* meet) {
-    float part[Shape::meets][8];
-    const int line = line_of();
-#pragma unroll
-    for (int m = 0; m < Shape::meets; ++m) {
-      const int eight = Shape::NT == 1 ? 0 : token / 8;
-      const auto* at = reinterpret_cast<const float4*>(meet + (m * Shape::NT + eight) * Shape::block_floats +
-                                                       line * Shape::line_floats + (token - eight * 8) * 8);
-      cuda::take_eight(at[0], at[1], part[m]);
+    float part[Shape::meets][halves][4];
+    const int eight = Shape::NT == 1 ? 0 : token / 8;
+    const float* from = meet + eight * Shape::block_floats + (token - eight * 8) * 8;
+    const bool gated = work.gated;
+    if (gated) {
+      from += (half * 8 + (lane >> 2)) * Shape::line_floats + (lane & 3) * 2;
+    } else {
+      from += (half * 16 + (lane >> 1)) * Shape::line_floats + (lane & 1) * 4;
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if constexpr (Shape::meets == 4) {
-        values[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
-      } else {
-        values[i] = part[0][i];
+    for (int m = 0; m < Shape::meets; ++m, from += Shape::NT * Shape::block_floats) {
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+        if (gated) {
+          const float2 gate = *reinterpret_cast<const float2*>(from + h * 8 * Shape::line_floats);
+          const float2 up = *reinterpret_cast<const float2*>(from + (h * 8 + 16) * Shape::line_floats);
+          part[m][h][0] = gate.x, part[m][h][1] = gate.y, part[m][h][2] = up.x, part[m][h][3] = up.y;
+        } else {
+          take(*reinterpret_cast<const float4*>(from + h * 16 * Shape::line_floats), part[m][h]);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < halves; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (Shape::meets == 4) {
+          values[h][i] = (part[0][h][i] + part[1][h][i]) + (part[2][h][i] + part[3][h][i]);
+        } else {
+          values[h][i] = part[0][h][i];
+        }
       }
     }
   }
-  __device__ __forceinline__ void find_line() {
-    const int line = line_of();
-    const Q4Half half = half_of(work, row_block, line >> 4);
-    if (half.strips <= 0) return;
-    matrix = &work.matrices[half.matrix];
-    column = half.group * (Q4Order::group * 16) + (line & 15) * 8;
-    valid = min(8, matrix->rows - column);
+  static __device__ __forceinline__ bool vectors_at(const float* at) {
+    return (reinterpret_cast<std::uintptr_t>(at) & 15) == 0;
   }
-  __device__ __forceinline__ void read_ahead() {
+  // Plain, of this lane's first row.
+  __device__ __forceinline__ float* row_at(int h) const {
+    return to[h].out + static_cast<std::int64_t>(token) * to[h].stride + lane * 4;
+  }
+  // Asks for everything that the end reads beside sums.
+  __device__ __forceinline__ void read_ahead(const Q4Output* outputs) {
+    to = outputs + half;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) before[i] = 0;
-    if (valid <= 0 || !matrix->accumulate || !exists()) return;
-    const float* at = row_at();
-    if (valid == 8 && vectors_at(at)) {
-      cuda::take_eight(__ldcg(reinterpret_cast<const float4*>(at)), __ldcg(reinterpret_cast<const float4*>(at) + 1), before);
-    } else {
+    for (int h = 0; h < halves; ++h) {
+      left[h] = to[h].rows - lane * (work.gated ? 2 : 4);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i < valid) before[i] = __ldcg(at + i);
+      for (int i = 0; i < 4; ++i) before[h][i] = 0;
+      if (left[h] <= 0 || work.gated) continue;
+      // A panel's groups are all there or not at all.
+      if (work.gain) take(__ldg(reinterpret_cast<const float4*>(work.gain + to[h].column + lane * 4)), gain[h]);
+      if (!to[h].accumulate) continue;
+      const float* at = row_at(h);
+      if (left[h] >= 4 && vectors_at(at)) {
+        take(__ldcg(reinterpret_cast<const float4*>(at)), before[h]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i < left[h]) before[h][i] = __ldcg(at + i);
+        }
       }
     }
   }
@@ -339,134 +427,170 @@ struct Q4Finish {
   // `q4_absent`, a NaN that no sum has (arithmetic makes another one): so the words carry their own flags. Whoever
   // finishes the token polls the words, adds them in block order and leaves `q4_absent`. All blocks are resident at
   // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends.
-  // Where all blocks finish, a block has two parts, the second of the row block that begins in it; else one.
+  // A block has two parts, the second of the row block that begins in it.
   __device__ __forceinline__ uint4* part_of(int block, bool begins) const {
-    const std::int64_t part = Shape::all_finish ? static_cast<std::int64_t>(block) * 2 + begins : block;
-    return work.sums + (part * (Shape::NT * 8) + token) * 64 + lane;
+    return work.sums + static_cast<std::int64_t>(block * slots + begins) * part_words +
+           token * 64 + half * 32 + lane;
   }
   __device__ __forceinline__ void send(bool begins) const {
-    uint4* to = part_of(blockIdx.x, begins);
     auto word = [](float value) {
       const std::uint32_t bits = __float_as_uint(value);
       return bits == q4_absent ? 0x7fffffffu : bits;
     };
+    uint4* at = part_of(blockIdx.x, begins);
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const float* from = &values[v * 4];
-      cuda::store_volatile(to + v * 32, make_uint4(word(from[0]), word(from[1]), word(from[2]), word(from[3])));
+    for (int h = 0; h < halves; ++h) {
+      const float(&of)[4] = values[h];
+      cuda::store_volatile(at + h * 32, make_uint4(word(of[0]), word(of[1]), word(of[2]), word(of[3])));
     }
   }
-  // Adds parts number `next` on to `values`; `at(i)`: where number i lies. `count` is read where it is used: no register.
-  template <class At>
-  __device__ __forceinline__ void add_parts(int next, const int& count, At&& at) {
+  // Adds `count` parts to `values`, in order: the first one at `first`, number i of the others at from + i * a part's
+  // slots. The sum says whether all words were there, for what is absent is NaN; then only what is absent is read again:
+  // polling takes the L2's time from those who are waited for.
+  __device__ __forceinline__ void add_parts(uint4* first, uint4* from, int count) {
     constexpr int together = 7;  // read at once
-    for (; next < count; next += together) {
-      uint4 got[together][2] = {};
+    constexpr int step = slots * part_words;
+    for (; count > 0; count -= together, from += together * step, first = from) {
+      uint4 got[together][halves];
+      const auto at = [&](int p, int h) { return (p == 0 ? first : from + p * step) + h * 32; };
 #pragma unroll
       for (int p = 0; p < together; ++p) {
-        // Where all blocks read at once, no more than the L2 must deliver. Else whether needed or not: what only some
-        // paths set, the compiler keeps registers for everywhere.
-        if (Shape::all_finish && next + p >= count) break;
-        uint4* from = at(min(next + p, count - 1));
-        got[p][0] = cuda::load_volatile(from), got[p][1] = cuda::load_volatile(from + 32);
+#pragma unroll
+        for (int h = 0; h < halves; ++h) {
+          if (p < count) got[p][h] = cuda::load_volatile(at(p, h));
+        }
+      }
+      float sums[halves][4];
+      for (bool all_there = false;; all_there = true) {
+        float total = 0;
+#pragma unroll
+        for (int h = 0; h < halves; ++h) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[h][i] = values[h][i];
+        }
+#pragma unroll
+        for (int p = 0; p < together; ++p) {
+          if (p >= count) break;
+#pragma unroll
+          for (int h = 0; h < halves; ++h) {
+            sums[h][0] += __uint_as_float(got[p][h].x), sums[h][1] += __uint_as_float(got[p][h].y);
+            sums[h][2] += __uint_as_float(got[p][h].z), sums[h][3] += __uint_as_float(got[p][h].w);
+          }
+        }
+#pragma unroll
+        for (int h = 0; h < halves; ++h) total += (sums[h][0] + sums[h][1]) + (sums[h][2] + sums[h][3]);
+        if (all_there || total == total) break;
+        for (bool missing = true; missing;) {
+          missing = false;
+#pragma unroll
+          for (int p = 0; p < together; ++p) {
+#pragma unroll
+            for (int h = 0; h < halves; ++h) {
+              uint4& word = got[p][h];
+              if (p < count && (word.x == q4_absent || word.y == q4_absent || word.z == q4_absent || word.w == q4_absent))
+                missing = true, word = cuda::load_volatile(at(p, h));
+            }
+          }
+        }
       }
 #pragma unroll
       for (int p = 0; p < together; ++p) {
-        if (next + p >= count) break;
-        uint4* from = at(next + p);
 #pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          uint4& word = got[p][v];
-          while (word.x == q4_absent || word.y == q4_absent || word.z == q4_absent || word.w == q4_absent) {
-            word = cuda::load_volatile(from + v * 32);
-          }
-          from[v * 32] = make_uint4(q4_absent, q4_absent, q4_absent, q4_absent);
-          float* to = &values[v * 4];
-          to[0] += __uint_as_float(word.x), to[1] += __uint_as_float(word.y);
-          to[2] += __uint_as_float(word.z), to[3] += __uint_as_float(word.w);
+        for (int h = 0; h < halves; ++h) {
+          if (p < count) *at(p, h) = make_uint4(q4_absent, q4_absent, q4_absent, q4_absent);
         }
+      }
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[h][i] = sums[h][i];
       }
     }
   }
 
-  __device__ __forceinline__ void store_plain() {
-    const bool mine = valid > 0 && exists();
+  // A panel of as many rows as the launch has tokens: one tile, with sums.
+  static __device__ __forceinline__ cuda::Panel panel_of(const cuda::Panel& given) {
+    cuda::Panel panel = given;
+    panel.row_tile = Shape::NT * 8, panel.sums = true;
+    return panel;
+  }
+  __device__ __forceinline__ void store_plain(int row_block, int h) {
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      values[i] += before[i];
-      squares = fmaf(values[i], values[i], squares);
+    for (int i = 0; i < 4; ++i) {
+      values[h][i] += before[h][i];
+      squares = fmaf(values[h][i], values[h][i], squares);
     }
-    if (mine) {
-      float* to = row_at();
-      if (valid == 8 && vectors_at(to)) {
-        reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);
-        reinterpret_cast<float4*>(to)[1] = make_float4(values[4], values[5], values[6], values[7]);
+    if (left[h] > 0) {
+      float* at = row_at(h);
+      if (left[h] >= 4 && vectors_at(at)) {
+        *reinterpret_cast<float4*>(at) = make_float4(values[h][0], values[h][1], values[h][2], values[h][3]);
       } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (i < valid) to[i] = values[i];
+        for (int i = 0; i < 4; ++i) {
+          if (i < left[h]) at[i] = values[h][i];
         }
       }
     }
     if (!work.gain) return;
-    if (mine) {  // of all eight lines of a group or of none
-      float gain[8];
-      cuda::take_eight(__ldg(reinterpret_cast<const float4*>(work.gain + column)),
-           __ldg(reinterpret_cast<const float4*>(work.gain + column) + 1), gain);
+    const cuda::Panel panel = panel_of(work.normed_panel);
+    const int column = to[h].column + lane * 4;
+    float sum = 0;
+    if (left[h] > 0) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) gain[i] *= values[i];
-      cuda::store_line(work.normed_panel, token, column, gain);
+      for (int i = 0; i < 4; ++i) gain[h][i] *= values[h][i];
+      sum = cuda::store_half_line_alone(panel, token, column, gain[h]);
+    } else {
+      squares = 0;
     }
-    if (!mine) squares = 0;
+    // Sixteen lanes have a group.
 #pragma unroll
-    for (int distance = 1; distance < 32; distance <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-    if (lane == 0) work.squares_out[row_block * Q4Work::squares_stride + token] = squares;
+    for (int distance = 1; distance < 32; distance <<= 1) {
+      squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+      if (distance < 16) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    if (lane % 16 == 0 && left[h] > 0) *cuda::panel_sum(panel, token, column) = sum;
+    if (lane == 0) work.squares_out[(row_block * 2 + half + h) * Q4Work::squares_stride + token] = squares;
   }
-  // Two lanes share a line's eight outputs, the gate lane takes the first four. Sixteen lanes have a group of the panel.
-  __device__ __forceinline__ void store_gated() {
-    const bool second = lane & 2;
-    float out[4];
+  __device__ __forceinline__ void store_gated(int h) {
+    float out[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float mine = second ? values[4 + i] : values[i];
-      const float other = __shfl_xor_sync(0xffffffffu, second ? values[i] : values[4 + i], 2);
-      const float gate = second ? other : mine, up = second ? mine : other;
-      out[i] = gate / (1.0f + __expf(-gate)) * up;
-    }
-    if (valid <= 0 || !exists()) return;
-    if (work.matrices[0].out) {
-      float* to = work.matrices[0].out + token * work.matrices[0].out_stride + column + second * 4;
+    for (int i = 0; i < 2; ++i) out[i] = __fdividef(values[h][i], 1.0f + __expf(-values[h][i])) * values[h][2 + i];
+    if (to[h].out) {
+      float* at = to[h].out + static_cast<std::int64_t>(token) * to[h].stride + lane * 2;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (second * 4 + i < valid) to[i] = out[i];
+      for (int i = 0; i < 2; ++i) {
+        if (i < left[h]) at[i] = out[i];
       }
     }
-    cuda::store_half_line(work.gated_panel, token, column + second * 4, out);
+    if (to[h].rows > 0) cuda::store_pair(panel_of(work.gated_panel), token, to[h].column, lane, out);
   }
-  __device__ __forceinline__ void store(const float* scales) {
-    if (work.squares_in) {
-      const float scale = scales[token];
+  __device__ __forceinline__ void store(int row_block, const float* scales) {
+    const float scale = work.squares_in ? scales[token] : 1.0f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] *= scale;
+    for (int h = 0; h < halves; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[h][i] *= scale;
     }
     if (work.gated) {
-      store_gated();
+#pragma unroll
+      for (int h = 0; h < halves; ++h) store_gated(h);
     } else {
-      store_plain();
+#pragma unroll
+      for (int h = 0; h < halves; ++h) store_plain(row_block, h);
     }
   }
 };
 
 // The sides' sums of a row block into shared memory: lines as Q4Finish reads them.
 template <class Shape>
-__device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
+__device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int lane,
                                          const float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
   constexpr bool in_turns = Shape::meets == 1;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
   float* to = meet + (in_turns ? 0 : side) * Shape::NT * Shape::block_floats +
               place * Shape::STRIPS * 2 * Shape::line_floats + (lane & 3) * 16 + (lane >> 2);
-  cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
+  if (!first) cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
 #pragma unroll
   for (int turn = in_turns ? 1 : 0; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
     if (!in_turns || side == turn) {
@@ -490,59 +614,25 @@ __device__ __forceinline__ void q4_bring(float* meet, int warp, int lane,
   }
 }
 
-// Two tiles of a stage, from its tile `first` on, of which `count` are there (none, if it is not positive).
+// The tiles of a stage, of which `count` are there.
 template <class Shape>
-__device__ __forceinline__ void q4_take_two(const std::uint8_t* base, int place, int first, int count, int lane,
+__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int count, int lane,
                                             float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
-  const std::uint8_t* tiles = base + (place >> 1) * Shape::half_bytes + (place & 1) * Shape::STRIPS * Q4Tile::bytes +
-                              first * Shape::tile_bytes;
-  const std::uint8_t* blocks = base + Shape::weight_bytes + first * Shape::group_bytes;
+  const std::uint8_t* tiles = base + (place >> 1) * Shape::half_bytes + (place & 1) * Shape::STRIPS * Q4Tile::bytes;
+  const std::uint8_t* blocks = base + Shape::weight_bytes;
   if constexpr (Shape::NT == 1) {
     if (count >= 2) {  // in one go: what the second tile reads is on its way while the first is multiplied
       q4_multiply<Shape>(tiles, blocks, lane, acc);
       q4_multiply<Shape>(tiles + Shape::tile_bytes, blocks + Shape::group_bytes, lane, acc);
-    } else if (count > 0) {
+    } else {
       q4_multiply<Shape>(tiles, blocks, lane, acc);
     }
   } else {
 #pragma unroll 1
-    for (int q = 0; q < min(count, 2); ++q) {
+    for (int q = 0; q < min(count, Shape::TILES); ++q) {
       q4_multiply_together<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
     }
   }
-}
-
-// The end of a segment of 8 tokens: eight warps finish a token each if the row block begins in this block, which does its
-// share of it last and so seldom waits for the others; else they send it. The other warps go on.
-template <class Shape>
-__device__ __forceinline__ void q4_finish_at_once(const Q4Work& work, const Q4Walk& walk, const float* meet,
-                                                  const float* scales, const Q4Barriers<Shape>& barriers, int warp,
-                                                  int lane) {
-  constexpr int finishers = 8;
-  if (warp >= finishers) {
-    __syncwarp();
-    cuda::block_barrier_arrive<2>(Shape::consumers * 32);
-    return;
-  }
-  Q4Finish<Shape> finish{
-      .work = work, .row_block = walk.row_block, .token = cuda::opaque(warp), .lane = cuda::opaque(lane)};
-  const bool begins = walk.k == 0;
-  if (begins) {
-    finish.find_line();
-    finish.read_ahead();
-  }
-  cuda::block_barrier<2>(Shape::consumers * 32);
-  finish.read_sums(meet);
-  if (!begins) {
-    finish.send(false);
-    return;
-  }
-  if (walk.shared()) {
-    finish.add_parts(static_cast<int>(blockIdx.x) + 1, split_of(work).last_block(walk.row_block) + 1,
-                     [&](int block) { return finish.part_of(block, false); });
-  }
-  if (work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
-  finish.store(scales);
 }
 
 template <class Shape>
@@ -550,98 +640,92 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
                                                const Q4Barriers<Shape>& barriers, int warp, int lane) {
   constexpr int NT = Shape::NT;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
-  const int stage_parity = Shape::SIDES == 4 ? side >> 1 : side;
   const float* scales = reinterpret_cast<const float*>(memory + Shape::scales_offset);
   auto* meet = reinterpret_cast<float*>(memory + Shape::meet_offset);
-  cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
-  Q4Ring<Shape::STAGES> start;    // of the next segment
-  int index = 0;                  // of its first stage
+  auto* outputs = reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset);
+  Q4Ring<Shape::STAGES> start;  // of the segment
+  int segment = 0;
   const auto take_segment = [&](int count, float(&acc)[Shape::quarters][Shape::STRIPS][NT * 4]) {
     const int stages = (count + Shape::TILES - 1) / Shape::TILES;
     Q4Ring<Shape::STAGES> at = start;
-    int i = (index ^ stage_parity) & 1;
-    at.advance(i);
-    for (; i < stages; i += 2) {
-      cuda::barrier_wait(barriers.panel(at.stage), at.parity);
-      cuda::barrier_wait(barriers.weights(at.stage), at.parity);
-      const std::uint8_t* base = memory + at.stage * Shape::stage_bytes;
-      const int left = count - i * Shape::TILES;
-      if constexpr (Shape::quarters == 1) {
-        const int first = (side & 1) * 2;
-        q4_take_two<Shape>(base, place, first, left - first, lane, acc[0]);
-      } else {
-        q4_take_two<Shape>(base, place, 0, left, lane, acc[0]);
-        q4_take_two<Shape>(base, place, 2, left - 2, lane, acc[1]);
+    at.advance(side * Shape::quarters);
+    for (int i = side * Shape::quarters; i < stages; i += 4) {
+#pragma unroll
+      for (int quarter = 0; quarter < Shape::quarters; ++quarter) {
+        if (quarter > 0 && i + quarter >= stages) break;
+        cuda::barrier_wait(barriers.panel(at.stage), at.parity);
+        cuda::barrier_wait(barriers.weights(at.stage), at.parity);
+        q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, count - (i + quarter) * Shape::TILES, lane,
+                           acc[quarter]);
+        __syncwarp();
+        if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
+        if (quarter + 1 < Shape::quarters) at.template step<1>();
       }
-      __syncwarp();
-      if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
-      at.template step<2>();
+      at.template step<4 - (Shape::quarters - 1)>();
     }
     start.advance(stages);
-    index += stages;
-    q4_bring<Shape>(meet, warp, lane, acc);
+    q4_bring<Shape>(meet, segment == 0, cuda::opaque(warp), cuda::opaque(lane), acc);
   };
+  constexpr int items = 2 / Shape::halves_at_once;  // of a token, that a warp finishes one by one
   Q4Walk walk(work);
-  if constexpr (!Shape::all_finish) {
-    while (walk.next()) {
-      float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
-      take_segment(walk.count, acc);
-      q4_finish_at_once<Shape>(work, walk, meet, scales, barriers, warp, lane);
-    }
-    return;
-  }
-  // A row block that is all this block's is finished where it ends, by all warps; parts of others are sent there and
-  // finished last, by half of the warps each, so that nobody waits long.
-  const auto* shares = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset);
-  constexpr int half = Shape::consumers / 2;
-  for (bool more = true; more;) {
-    more = walk.next();
-    if (more) {
-      float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
-      take_segment(walk.count, acc);
-      cuda::block_barrier<2>(Shape::consumers * 32);
-    }
-    const bool sends = more && walk.shared();
-    const Q4Share* share = nullptr;
-    if (!more) {
-      cuda::barrier_wait(barriers.plan_ready(), 0);
-      share = &shares[warp / half];
-      if (share->count == 0) break;
-    }
+  for (; walk.next(); ++segment) {
+    // Both halves of a row block that is all this block's. The others read it behind the barrier at the segment's end, and
+    // have done so before the next but one begins (the barrier before its sums meet).
+    if (warp == Shape::consumers - 1 && !walk.shared())
+      q4_find_outputs(work, walk.row_block, lane, outputs + segment % 2 * 2);
+    cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
+    float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
+    take_segment(walk.count, acc);
+    cuda::block_barrier<2>(Shape::consumers * 32);
+    const bool sends = walk.shared();
     if (!sends && work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
-    const int row_block = share ? share->row_block : walk.row_block;
-    const int first = share ? share->mine + warp % half * share->count : warp,
-              stride = share ? half * share->count : Shape::consumers;
 #pragma unroll 1
-    for (int token = cuda::opaque(first); token < work.tokens; token += stride) {
-      Q4Finish<Shape> finish{.work = work, .row_block = row_block, .token = token, .lane = cuda::opaque(lane)};
+    for (int item = cuda::opaque(warp); item / items < work.tokens; item += Shape::consumers) {
+      Q4Finish<Shape> finish{.work = work, .half = item % items, .token = item / items, .lane = cuda::opaque(lane)};
       if (sends) {
         finish.read_sums(meet);
         finish.send(walk.k == 0);
-        continue;
-      }
-      finish.find_line();
-      finish.read_ahead();
-      if (share) {
-#pragma unroll
-        for (float& value : finish.values) value = -0.0f;  // -0 + x is x, whatever x
-        finish.add_parts(0, share->count, [&](int part) { return finish.part_of(share->first + part, part == 0); });
       } else {
+        finish.read_ahead(outputs + cuda::opaque(segment) % 2 * 2);
         finish.read_sums(meet);
+        finish.store(walk.row_block, scales);
       }
-      finish.store(scales);
     }
+  }
+  // What is shared comes last, by half of the warps each, so that nobody waits long.
+  constexpr int half = Shape::consumers / 2;
+  cuda::barrier_wait(barriers.plan_ready(), 0);
+  const Q4Share& share = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset)[warp / half];
+  if (share.count == 0) return;
+  if (work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
+#pragma unroll 1
+  for (int item = warp % half; share.mine + item / items * share.count < work.tokens; item += half) {
+    Q4Finish<Shape> finish{.work = work,
+                           .half = item % items,
+                           .token = share.mine + item / items * share.count,
+                           .lane = cuda::opaque(lane)};
+    finish.read_ahead(outputs + (2 + warp / half) * 2);
+#pragma unroll
+    for (auto& of_half : finish.values) {
+#pragma unroll
+      for (float& value : of_half) value = -0.0f;  // -0 + x is x, whatever x
+    }
+    finish.add_parts(finish.part_of(share.first, true), finish.part_of(share.first, false), share.count);
+    finish.store(share.row_block, scales);
   }
 }
 
-// The row blocks that this block shares with others: of its first segment, and of its last where it begins one.
-__device__ __forceinline__ void q4_few_plan(const Q4Work& work, Q4Share (&shares)[2]) {
-  shares[0].count = shares[1].count = 0;
-  const UnitSplit split = split_of(work);
+// The row blocks that this block shares with others: of its first segment, and of its last where it begins one. By a
+// whole warp.
+__device__ __forceinline__ void q4_few_plan(const Q4Work& work, int lane, Q4Share (&shares)[2], Q4Output* outputs) {
+  if (lane < 2) shares[lane].count = 0;
+  __syncwarp();
   for (Q4Walk walk(work); walk.next();) {
     if (!walk.shared()) continue;
-    const int first = split.first_block(walk.row_block), last = split.last_block(walk.row_block);
-    shares[walk.k == 0] = {walk.row_block, first, last - first + 1, static_cast<int>(blockIdx.x) - first};
+    const int before = walk.before(lane), behind = walk.behind(lane), which = walk.k == 0;
+    if (lane == 0)
+      shares[which] = {walk.row_block, static_cast<int>(blockIdx.x) - before, before + 1 + behind, before};
+    q4_find_outputs(work, walk.row_block, lane, outputs + which * 2);
   }
 }
 
@@ -653,20 +737,37 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   // In shared memory the work's fields are read where they are used: from the parameters the compiler would keep them
   // in registers that the products need.
   auto& work = *reinterpret_cast<Q4Work*>(memory + Shape::work_offset);
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Q4Work) / 4); i += Shape::threads) {
-    reinterpret_cast<std::uint32_t*>(&work)[i] = reinterpret_cast<const std::uint32_t*>(&given)[i];
-  }
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::STAGES; ++i) {
-      cuda::barrier_init(barriers.weights(i), 2);  // a thread for each half
-      cuda::barrier_init(barriers.panel(i), 1);
-      cuda::barrier_init(barriers.empty(i), Shape::consumers / 2);  // those of even or of odd stages
+  constexpr int words = sizeof(Q4Work) / 4;
+  static_assert(words <= Shape::threads);
+  // Where all meet once the barriers are there: the warp that fetches weights has made them.
+  const auto meet = [&] { cuda::block_barrier<0>(Shape::threads); };
+  if (warp == Shape::consumers) {
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < Shape::STAGES; ++i) {
+        cuda::barrier_init(barriers.weights(i), 2);  // a thread for each half
+        cuda::barrier_init(barriers.panel(i), 1);
+        cuda::barrier_init(barriers.empty(i), Shape::WARPS);  // a side
+      }
+      cuda::barrier_init(barriers.scales_ready(), 1);
+      cuda::barrier_init(barriers.plan_ready(), 1);
+      *reinterpret_cast<volatile int*>(memory + Shape::pace_offset) = Shape::ahead_at_first;
+      cuda::barrier_init_done();
     }
-    cuda::barrier_init(barriers.scales_ready(), 1);
-    if (Shape::all_finish) cuda::barrier_init(barriers.plan_ready(), 1);
-    cuda::barrier_init_done();
+    __syncwarp();
+    q4_few_weights<Shape>(given, memory, barriers, lane, [&] {
+      __syncwarp();
+      meet();
+      cuda::give_registers<Shape::PRODUCER_REGISTERS>();
+    });
+    __syncwarp();
+    cuda::dependents_may_start();
+    return;
   }
-  __syncthreads();
+  if (threadIdx.x < words) {
+    reinterpret_cast<std::uint32_t*>(&work)[threadIdx.x] = reinterpret_cast<const std::uint32_t*>(&given)[threadIdx.x];
+  }
+  meet();
   if (warp < Shape::consumers) {
     cuda::take_registers<Shape::REGISTERS>();
     q4_few_consume<Shape>(work, memory, barriers, warp, lane);
@@ -674,22 +775,14 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   }
   cuda::give_registers<Shape::PRODUCER_REGISTERS>();
   const int role = warp - Shape::consumers;
-  if (role == 0) {
-    if (lane < 2) q4_few_weights<Shape>(work, memory, barriers, lane);
-    __syncwarp();
-    cuda::dependents_may_start();
-  } else if (role == 1) {
-    cuda::wait_for_predecessors();
+  if (role == 1) {
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
-  } else if (role == 2 && (Shape::all_finish || work.squares_in)) {
-    if constexpr (Shape::all_finish) {
-      if (lane == 0) {
-        q4_few_plan(work, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset));
-        cuda::barrier_arrive(barriers.plan_ready());
-      }
-      __syncwarp();
-      if (!work.squares_in) return;
-    }
+  } else if (role == 2) {
+    q4_few_plan(work, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
+                reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset) + 4);
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(barriers.plan_ready());
+    if (!work.squares_in) return;
     cuda::wait_for_predecessors();
     q4_input_scales<Shape::NT>(work, lane, reinterpret_cast<float*>(memory + Shape::scales_offset));
     __syncwarp();

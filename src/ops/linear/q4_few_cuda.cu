@@ -8,15 +8,17 @@ namespace splash::ops {
 namespace {
 
 template <class Shape>
-void launch_shape(cuda::Stream& stream, const Q4Work& work) {
+void launch_shape(cuda::Stream& stream, Q4Work work) {
   auto* kernel = q4_few_kernel<Shape>;
   cuda::allow_shared(stream, kernel, Shape::shared_bytes);
   static const bool resident = cuda::all_resident(stream, kernel, Shape::threads, Shape::shared_bytes, 1);
   SPLASH_CHECK(resident);  // blocks wait for each other
-  const int multiprocessors = stream.facts().multiprocessors;
-  const long long units = static_cast<long long>((work.groups + 1) / 2) * work.tiles_k;
-  SPLASH_CHECK((units + 1) * multiprocessors < (1LL << 32));
-  const int blocks = static_cast<int>(std::min<long long>(units, multiprocessors));
+  const int row_blocks = (work.groups + 1) / 2, multiprocessors = stream.facts().multiprocessors;
+  SPLASH_CHECK(Q4Split::fits(row_blocks, work.tiles_k, multiprocessors));
+  work.split = Q4Split(row_blocks, work.tiles_k, multiprocessors);
+  for (const Q4Matrix& matrix : work.matrices)
+    SPLASH_CHECK(matrix.rows < 1 << 26 && matrix.out_stride < 1LL << 31);  // Q4Output
+  const int blocks = static_cast<int>(work.split.blocks);
   SPLASH_CHECK(blocks * Shape::part_bytes <= stream.parts_bytes());
   cuda::launch(stream, "q4 few", {dim3(blocks), dim3(Shape::threads), Shape::shared_bytes}, kernel, work);
 }
@@ -26,13 +28,13 @@ void launch_shape(cuda::Stream& stream, const Q4Work& work) {
 // Tiles of a stage, strips of a row block and quarters are the same for all widths, so the split of K, and with it
 // every bit, does not depend on the width.
 void launch_q4_few(cuda::Stream& stream, const Q4Work& work) {
-  if (work.tokens <= 8) return launch_shape<Q4FewShape<1, 4, 4, 112, 32>>(stream, work);
-  if (work.tokens <= 16) return launch_shape<Q4FewShape<2, 2, 4, 232, 40>>(stream, work);
-  launch_shape<Q4FewShape<4, 2, 3, 232, 40>>(stream, work);
+  if (work.tokens <= 8) return launch_shape<Q4FewShape<1, 4, 9, 112, 32>>(stream, work);
+  if (work.tokens <= 16) return launch_shape<Q4FewShape<2, 2, 9, 232, 40>>(stream, work);
+  launch_shape<Q4FewShape<4, 2, 7, 232, 40>>(stream, work);
 }
 
 int q4_square_parts(const Q4Work& work) {
-  return (work.groups + 1) / 2;
+  return (work.groups + 1) / 2 * 2;  // of every half of a row block
 }
 
 }  // namespace splash::ops

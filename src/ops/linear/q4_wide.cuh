@@ -23,6 +23,8 @@ struct Q4WideShape {
   static constexpr int NB = NB_;  // tokens per tile of work
   static constexpr int TILES = TILES_;
   static constexpr int STAGES = STAGES_;
+  // Stages whose weights are asked for while the launch before still runs: not more than it can spare (0022).
+  static constexpr int ahead_at_first = NB == 64 ? 4 : STAGES;
   // Few tokens: stream-K, all blocks share every matrix evenly. Many: whole tiles of work, block by block; partial sums
   // would cost more than the uneven end.
   static constexpr bool whole = whole_;
@@ -140,7 +142,7 @@ __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSp
   walk.begin(work, split, tiles);
   first = walk;
   int ahead = 0;
-  for (; ahead < Shape::STAGES && !walk.done(); ++ahead) {
+  for (; ahead < Shape::ahead_at_first && !walk.done(); ++ahead) {
     request(walk, ahead, true, false);
     walk.next(work, split);
   }
@@ -149,6 +151,10 @@ __device__ __forceinline__ void q4_wide_produce(const Q4Work& work, const UnitSp
   for (int i = 0; i < ahead; ++i) {
     request(first, i, false, true);
     first.next(work, split);
+  }
+  for (; ahead < Shape::STAGES && !walk.done(); ++ahead) {
+    request(walk, ahead, true, true);
+    walk.next(work, split);
   }
   for (int stage = 0, parity = 0; !walk.done(); walk.next(work, split)) {
     cuda::barrier_wait(empty + stage * 8, parity);

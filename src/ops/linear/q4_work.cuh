@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/panel.h"
+#include "ops/linear/q4_split.h"
 #include "ops/linear/q4_tile.h"
 
 namespace splash::ops {
@@ -18,6 +19,7 @@ struct Q4Matrix {
 struct alignas(16) Q4Work {
   static constexpr int max_matrices = 4;
   Q4Matrix matrices[max_matrices];
+  Q4Split split;  // few tokens
   int matrix_count = 0;
   int groups = 0;   // of eight strips, of all matrices; the last one of a matrix may have fewer
   int tiles_k = 0;  // K / 64
@@ -31,7 +33,7 @@ struct alignas(16) Q4Work {
   // to this panel.
   cuda::Panel gated_panel;
   // RMSNorm folded into the linears on both sides of it (few tokens): the one that finishes the residual writes
-  // bf16(gain * x) and, per row block, sums of squares; the one that reads them multiplies its results by 1 / rms.
+  // bf16(gain * x) and, per group of strips, sums of squares; the one that reads them multiplies its results by 1 / rms.
   const float* gain = nullptr;        // of the norm behind this launch
   cuda::Panel normed_panel;           // its panel, without the factor 1 / rms
   float* squares_out = nullptr;       // [part][32 tokens]
