@@ -750,7 +750,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
         cuda::barrier_init(barriers.empty(i), Shape::WARPS);  // a side
       }
       cuda::barrier_init(barriers.scales_ready(), 1);
-      cuda::barrier_init(barriers.plan_ready(), 1);
+      cuda::barrier_init(barriers.plan_ready(), 2);  // the lanes that write outputs
       *reinterpret_cast<volatile int*>(memory + Shape::pace_offset) = Shape::ahead_at_first;
       cuda::barrier_init_done();
     }
@@ -780,8 +780,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   } else if (role == 2) {
     q4_few_plan(work, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
                 reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset) + 4);
-    __syncwarp();
-    if (lane == 0) cuda::barrier_arrive(barriers.plan_ready());
+    if (lane < 2) cuda::barrier_arrive(barriers.plan_ready());
     if (!work.squares_in) return;
     cuda::wait_for_predecessors();
     q4_input_scales<Shape::NT>(work, lane, reinterpret_cast<float*>(memory + Shape::scales_offset));
