@@ -16,8 +16,7 @@ void launch_shape(cuda::Stream& stream, Q4Work work) {
   const int row_blocks = (work.groups + 1) / 2, multiprocessors = stream.facts().multiprocessors;
   SPLASH_CHECK(Q4Split::fits(row_blocks, work.tiles_k, multiprocessors));
   work.split = Q4Split(row_blocks, work.tiles_k, multiprocessors);
-  for (const Q4Matrix& matrix : work.matrices)
-    SPLASH_CHECK(matrix.rows < 1 << 26 && matrix.out_stride < 1LL << 31);  // Q4Output
+  for (const Q4Matrix& matrix : work.matrices) SPLASH_CHECK(matrix.out_stride < 1LL << 31);  // Q4Output
   const int blocks = static_cast<int>(work.split.blocks);
   SPLASH_CHECK(blocks * Shape::part_bytes <= stream.parts_bytes());
   cuda::launch(stream, "q4 few", {dim3(blocks), dim3(Shape::threads), Shape::shared_bytes}, kernel, work);
