@@ -51,7 +51,7 @@ struct Q4FewShape {
   static constexpr int TILES = 2;   // of each strip in a stage
   // Stages on their way at a time, while the launch before still runs and after. Fewer do not keep memory busy; more take
   // it from blocks that are still at work (their last bytes are what everybody waits for) and lengthen every other trip
-  // to the L2: six and six instead of two and four cost a step of 8 rows 6 % (0022).
+  // to the L2: nine at first instead of three cost a step of 8 rows 6 % (0022).
   static constexpr int ahead_at_first = 2, ahead = 4;
   static constexpr int row_block = q4_row_block;
   static constexpr int halves_at_once = NT == 4 ? 2 : 1;  // of a row block, that a warp finishes
@@ -77,7 +77,7 @@ struct Q4FewShape {
   static constexpr int shares_offset = outputs_offset + 4 * 2 * sizeof(Q4Output);
   static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
   static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
-  static constexpr int pace_offset = scales_offset + NT * 8 * 4;
+  static constexpr int pace_offset = scales_offset + NT * 8 * 4;  // ahead_at_first, then ahead: the panel warp says when
   static constexpr std::size_t shared_bytes = std::size_t{pace_offset} + 16;
   static_assert(shared_bytes <= 227 * 1024);
   static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block (part_of)
@@ -617,7 +617,7 @@ __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int 
 // The tiles of a stage, of which `count` are there.
 template <class Shape>
 __device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int count, int lane,
-                                            float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
+                                              float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
   const std::uint8_t* tiles = base + (place >> 1) * Shape::half_bytes + (place & 1) * Shape::STRIPS * Q4Tile::bytes;
   const std::uint8_t* blocks = base + Shape::weight_bytes;
   if constexpr (Shape::NT == 1) {
