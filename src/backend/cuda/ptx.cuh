@@ -161,7 +161,10 @@ __device__ __forceinline__ void store_volatile(uint2* to, uint2 value) {
   asm volatile("st.volatile.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value.x), "r"(value.y) : "memory");
 }
 
-// Two vectors as eight values.
+// A vector as four values, two as eight.
+__device__ __forceinline__ void take_four(const float4& from, float (&to)[4]) {
+  to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
+}
 __device__ __forceinline__ void take_eight(const float4& low, const float4& high, float (&to)[8]) {
   to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
   to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;

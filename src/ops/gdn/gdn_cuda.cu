@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(threads, each)
   for (int j = 0; j < 8; ++j) {
     const float4 four = *state_at(lane, place.value_head, place.side, j, threadIdx.x);
     float(&to)[4] = s[j / 4][j % 4];
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    cuda::take_four(four, to);
   }
   request_kept(place, lane, warp, shared);
   cuda::commit_copies();

@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_vector(const float* vector, int part, Keys&
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 four = *reinterpret_cast<const float4*>(vector + 32 * i + 4 * part);
-    values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
+    cuda::take_four(four, values[i]);
   }
 }
 // One column: S^T x over this thread's keys; the eight parts meet by a butterfly (distances 1, 2, 4).

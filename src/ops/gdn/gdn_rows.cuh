@@ -150,7 +150,7 @@ __device__ __forceinline__ void load_columns(const GdnLane& lane, int value_head
   for (int j = 0; j < 8; ++j) {
     const float4 four = *state_at(lane, value_head, side, j, thread);
     float(&to)[4] = s[j / 4][j % 4];
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    cuda::take_four(four, to);
   }
 }
 __device__ __forceinline__ void fold_kept(const GdnGeometry& g, const GdnLane& lane, int kept, int value_head, int key_head,

@@ -80,7 +80,9 @@ struct Q4FewShape {
   static constexpr int pace_offset = scales_offset + NT * 8 * 4;  // ahead_at_first, then ahead: the panel warp says when
   static constexpr std::size_t shared_bytes = std::size_t{pace_offset} + 16;
   static_assert(shared_bytes <= 227 * 1024);
-  static constexpr std::size_t part_bytes = std::size_t{2} * NT * 8 * 1024;  // per block (part_of)
+  // Parts of row blocks that several blocks work on: words of 16 bytes, [token][half][lane], two parts a block.
+  static constexpr int part_words = NT * 8 * 64, parts = 2;
+  static constexpr std::size_t part_bytes = std::size_t{parts} * part_words * sizeof(uint4);  // of a block
 };
 
 // The tiles of a block in a linear, cut at the ends of row blocks.
@@ -350,12 +352,6 @@ struct Q4Finish {
   float gain[halves][4];    // of the norm behind
   float values[halves][4];  // gated: two of gate, two of up
 
-  static constexpr int part_words = Shape::NT * 8 * 64;  // 16 bytes each, of a part
-  static constexpr int slots = 2;  // of a block
-
-  static __device__ __forceinline__ void take(const float4& from, float (&to)[4]) {
-    to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
-  }
   // (quarter 0 + 1) + (2 + 3) of this lane's rows.
   __device__ __forceinline__ void read_sums(const float* meet) {
     float part[Shape::meets][halves][4];
@@ -376,7 +372,7 @@ struct Q4Finish {
           const float2 up = *reinterpret_cast<const float2*>(from + (h * 8 + 16) * Shape::line_floats);
           part[m][h][0] = gate.x, part[m][h][1] = gate.y, part[m][h][2] = up.x, part[m][h][3] = up.y;
         } else {
-          take(*reinterpret_cast<const float4*>(from + h * 16 * Shape::line_floats), part[m][h]);
+          cuda::take_four(*reinterpret_cast<const float4*>(from + h * 16 * Shape::line_floats), part[m][h]);
         }
       }
     }
@@ -409,11 +405,11 @@ struct Q4Finish {
       for (int i = 0; i < 4; ++i) before[h][i] = 0;
       if (left[h] <= 0 || work.gated) continue;
       // A panel's groups are all there or not at all.
-      if (work.gain) take(__ldg(reinterpret_cast<const float4*>(work.gain + to[h].column + lane * 4)), gain[h]);
+      if (work.gain) cuda::take_four(__ldg(reinterpret_cast<const float4*>(work.gain + to[h].column + lane * 4)), gain[h]);
       if (!to[h].accumulate) continue;
       const float* at = row_at(h);
       if (left[h] >= 4 && vectors_at(at)) {
-        take(__ldcg(reinterpret_cast<const float4*>(at)), before[h]);
+        cuda::take_four(__ldcg(reinterpret_cast<const float4*>(at)), before[h]);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -429,8 +425,8 @@ struct Q4Finish {
   // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends.
   // A block has two parts, the second of the row block that begins in it.
   __device__ __forceinline__ uint4* part_of(int block, bool begins) const {
-    return work.sums + static_cast<std::int64_t>(block * slots + begins) * part_words +
-           token * 64 + half * 32 + lane;
+    return work.sums + static_cast<std::int64_t>(block * Shape::parts + begins) * Shape::part_words + token * 64 +
+           half * 32 + lane;
   }
   __device__ __forceinline__ void send(bool begins) const {
     auto word = [](float value) {
@@ -444,12 +440,12 @@ struct Q4Finish {
       cuda::store_volatile(at + h * 32, make_uint4(word(of[0]), word(of[1]), word(of[2]), word(of[3])));
     }
   }
-  // Adds `count` parts to `values`, in order: the first one at `first`, number i of the others at from + i * a part's
-  // slots. The sum says whether all words were there, for what is absent is NaN; then only what is absent is read again:
-  // polling takes the L2's time from those who are waited for.
+  // Adds `count` parts to `values`, in order: the first one at `first`, number i of the others that many blocks further
+  // than `from`. The sum says whether all words were there, for what is absent is NaN; then only what is absent is read
+  // again: polling takes the L2's time from those who are waited for.
   __device__ __forceinline__ void add_parts(uint4* first, uint4* from, int count) {
     constexpr int together = 7;  // read at once
-    constexpr int step = slots * part_words;
+    constexpr int step = Shape::parts * Shape::part_words;
     for (; count > 0; count -= together, from += together * step, first = from) {
       uint4 got[together][halves];
       const auto at = [&](int p, int h) { return (p == 0 ? first : from + p * step) + h * 32; };

@@ -114,11 +114,6 @@ struct UnitSplit {
   }
   __device__ __forceinline__ int first_block(int row_block) const { return block_of(row_block * k_steps); }
   __device__ __forceinline__ int last_block(int row_block) const { return block_of((row_block + 1) * k_steps - 1); }
-  // A block holds at most two parts of cut row blocks: the one it begins in (slot 0) and the one it ends in (slot 1).
-  // Of a row block's parts only the first can be of the second kind: all later blocks begin inside it.
-  __device__ __forceinline__ int slot(int block, int row_block) const {
-    return block * 2 + (begin(block) < row_block * k_steps ? 1 : 0);
-  }
 };
 
 }  // namespace splash::ops
