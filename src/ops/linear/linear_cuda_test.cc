@@ -72,7 +72,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{13008, 256, 8, false}, Case{27216, 128, 5, true},  // several uneven row blocks
                       Case{13008, 64, 20, true}, Case{27216, 192, 16, false}, Case{512, 2048, 40, true},
                       Case{520, 1664, 64, false}, Case{512, 2048, 100, true},
-                      Case{520, 1664, 300, false}));  // K in parts
+                      Case{520, 1664, 300, false},  // K in parts
+                      // More row blocks than multiprocessors (132): few left over, cut in parts of one, three and nine
+                      // tiles that others finish; many, in two parts that their blocks finish; too many to cut; too
+                      // many not to cut, by stream-K.
+                      Case{34900, 640, 8, false}, Case{34816, 2560, 3, true}, Case{34816, 8192, 2, false},
+                      Case{49152, 1024, 12, false}, Case{49152, 1280, 20, true}, Case{60000, 128, 8, true},
+                      Case{60000, 2560, 4, false}));
 
 // Four matrices that share x, of which two are narrow, as in a GDN layer.
 TEST(LinearCuda, SharedInput) {
@@ -286,6 +292,36 @@ TEST(LinearCuda, PortableWidthsKeepBits) {
       };
       expect_same("sums", got_sums, head(want_sums, after));
       expect_same("gated", got_gated, head(want_gated, inner));
+    }
+  }
+}
+
+// Gate and up of more row blocks than there are multiprocessors: right, and a row's bits are those it has alone.
+TEST(LinearCuda, ManyGatedRows) {
+  Numbers numbers(73);
+  constexpr int inner = 17408 + 128, most = 32;
+  for (const int cols : {256, 1152}) {
+    const HostWeight gate = random_q4(numbers, inner, cols), up = random_q4(numbers, inner, cols);
+    const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
+    std::vector<float> want = product(gate.view, x, most, true);
+    const std::vector<float> u = product(up.view, x, most, true);
+    for (std::size_t i = 0; i < want.size(); ++i)
+      want[i] = static_cast<float>(want[i] / (1 + std::exp(-double{want[i]})) * u[i]);
+    std::vector<float> bits;
+    Memory memory;
+    const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view);
+    for (const int tokens : {most, 1, 8, 13, 24, most, 5}) {
+      stream().reset();
+      const MatrixView<float> dx = memory.matrix({x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols),
+                              out = memory.matrix(tokens, inner);
+      linear_swiglu(stream(), dx, dgate, dup, memory.matrix(tokens, inner), out);
+      const std::vector<float> got = download(out);
+      if (bits.empty()) {
+        bits = got;
+        expect_close("gated", got, want, 3e-4);
+      }
+      expect_same("gated in company", got, {bits.begin(), bits.begin() + std::ptrdiff_t{tokens} * inner});
+      expect_panel("gated", out);
     }
   }
 }

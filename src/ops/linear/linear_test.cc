@@ -246,21 +246,53 @@ TEST(Q4Tile, ThereAndBack) {
   }
 }
 
-// Against plain division, for whatever blocks and tiles ask: launches of the models' shapes and odd ones.
-TEST(Q4Split, DealsEvenlyAndExactly) {
+// Every tile belongs to one block, cuts are where plain division puts them, and whoever finishes a common row block is
+// clear: launches of the models' shapes and odd ones.
+TEST(Q4Split, DealsEveryTileOnce) {
   struct Case {
-    int row_blocks, tiles_k, most_blocks;
+    int row_blocks, tiles_k, most_blocks, most_tiles;  // most_tiles: of a block
   };
-  for (const auto& [row_blocks, tiles_k, most_blocks] :
-       {Case{1, 1, 132}, Case{1, 272, 132}, Case{20, 96, 132}, Case{20, 272, 132}, Case{136, 80, 132},
-        Case{65, 80, 132}, Case{970, 80, 132}, Case{970, 1, 132}, Case{3, 7, 5}, Case{7, 3, 1}, Case{40, 96, 148}}) {
+  for (const auto& [row_blocks, tiles_k, most_blocks, most_tiles] :
+       {Case{1, 1, 132, 1}, Case{1, 272, 132, 3}, Case{20, 96, 132, 16}, Case{20, 272, 132, 46}, Case{136, 80, 132, 86},
+        Case{65, 80, 132, 40}, Case{56, 80, 132, 40}, Case{72, 40, 132, 22}, Case{970, 80, 132, 588},
+        Case{970, 1, 132, 8}, Case{133, 1, 132, 2}, Case{232, 100, 132, 176}, Case{232, 10, 132, 20},
+        Case{264, 80, 132, 160}, Case{3, 7, 5, 7}, Case{7, 3, 1, 21}, Case{40, 96, 148, 32}}) {
     SCOPED_TRACE(testing::Message() << row_blocks << " row blocks of " << tiles_k << " tiles, " << most_blocks);
     ASSERT_TRUE(Q4Split::fits(row_blocks, tiles_k, most_blocks));
     const Q4Split split(row_blocks, tiles_k, most_blocks);
-    const long long units = 1LL * row_blocks * tiles_k;
-    ASSERT_EQ(split.blocks, std::min<long long>(units, most_blocks));
-    for (unsigned block = 0; block <= split.blocks; ++block) EXPECT_EQ(split.begin(block), units * block / split.blocks);
-    for (int tile = 0; tile < units; ++tile) ASSERT_EQ(split.row_block(tile), tile / tiles_k);
+    ASSERT_LE(split.blocks, static_cast<unsigned>(most_blocks));
+    ASSERT_LE(split.sharing, split.blocks);
+    const long long units = 1LL * static_cast<int>(split.common) * tiles_k;
+    std::vector<int> owners(static_cast<std::size_t>(row_blocks) * tiles_k);
+    int most = 0;
+    for (unsigned block = 0; block < split.blocks; ++block) {
+      const int begin = split.begin(block), end = split.begin(block + 1);
+      if (split.sharing > 0) {
+        EXPECT_EQ(begin, units * std::min(block, split.sharing) / split.sharing);
+      }
+      for (int tile = begin; tile < end; ++tile) {
+        ASSERT_EQ(split.row_block(tile), tile / tiles_k);
+        ++owners[static_cast<std::size_t>(tile)];
+      }
+      for (unsigned i = 0; i < split.whole; ++i) {
+        const auto row_block = static_cast<std::size_t>(split.own_row_block(block)) + i * split.blocks;
+        for (int k = 0; k < tiles_k; ++k) ++owners[row_block * tiles_k + k];
+      }
+      const int tiles = end - begin + static_cast<int>(split.whole) * tiles_k;
+      EXPECT_GT(tiles, 0);
+      most = std::max(most, tiles);
+    }
+    EXPECT_EQ(most, most_tiles);
+    EXPECT_EQ(owners, std::vector<int>(owners.size(), 1));
+    if (split.sharers > 0) {
+      ASSERT_EQ(split.sharers * split.common, split.sharing);
+      for (unsigned row_block = 0; row_block <= split.common; ++row_block)
+        EXPECT_EQ(split.begin(row_block * split.sharers), static_cast<int>(row_block) * tiles_k);
+    }
+    if (split.finishers > 0) {
+      EXPECT_GT(split.sharers, 1U);  // else the row block is its block's own, which nobody waits for
+      EXPECT_LE(split.sharing + split.finishers * split.common, split.blocks);
+    }
   }
   EXPECT_FALSE(Q4Split::fits(1 << 20, 1 << 10, 132));
   EXPECT_FALSE(Q4Split::fits(20, 96, 2000));

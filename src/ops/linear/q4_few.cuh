@@ -9,9 +9,10 @@
 // scheduler issues nothing else (decision 0018), so both add up.
 //
 // What a launch costs beside its bytes is its end: sums of a row block meet in the block and between blocks, results go
-// out (decision 0022). Its code runs once a launch, cold, at two to six cycles an instruction: it has no divisions and
-// asks for what it reads before it needs it. Nothing of it may touch local memory: nearly all of the L1 is the ring, so a
-// spill is a trip to the L2 (128 bytes of it per thread made the whole kernel 1.6 times as slow).
+// out (decision 0022); so a block has one part of a row block at most (q4_split.h, decision 0023). Its code runs once a
+// launch, cold, at two to six cycles an instruction: it has no divisions and asks for what it reads before it needs it.
+// Nothing of it may touch local memory: nearly all of the L1 is the ring, so a spill is a trip to the L2 (128 bytes of
+// it per thread made the whole kernel 1.6 times as slow).
 #pragma once
 
 #include "backend/cuda/panel.cuh"
@@ -22,10 +23,12 @@
 
 namespace splash::ops {
 
-// A row block that several blocks add up: `count` of them from `first` on, this one is number `mine`. Number i finishes
-// tokens i, i + count ...: so all end alike, and nobody reads more than a part's worth (0020).
+// A row block that several blocks add up, `count` of them from `first` on, and of which this one finishes tokens
+// `mine`, `mine + step` ...: so all end alike, and nobody reads more than a part's worth (0020).
 struct Q4Share {
-  int row_block, first, count, mine;
+  int row_block, first, count, mine, step;
+  int outputs;  // where its rows go: which pair
+  int warps;    // of the block
 };
 
 // Half a row block as its end needs it: `rows` output rows of a matrix (none past its end), `column` on; gated, of gate
@@ -85,26 +88,37 @@ struct Q4FewShape {
   static constexpr std::size_t part_bytes = std::size_t{parts} * part_words * sizeof(uint4);  // of a block
 };
 
-// The tiles of a block in a linear, cut at the ends of row blocks.
+// The tiles of a block in a linear, cut at the ends of row blocks: first those that others work on as well, so that its
+// parts of them are long there when they are wanted, then its own.
 struct Q4Walk {
   const Q4Work& work;
-  int left;                     // tiles from the segment on
+  int left;                     // common tiles from the segment on
+  int own;                      // row blocks behind them
   int row_block, k, count = 0;  // the segment is [k, k + count) of the row block
 
-  __device__ __forceinline__ explicit Q4Walk(const Q4Work& of) : work(of) {
+  __device__ __forceinline__ explicit Q4Walk(const Q4Work& of) : work(of), own(static_cast<int>(of.split.whole)) {
     const int tile = work.split.begin(blockIdx.x);
     left = work.split.begin(blockIdx.x + 1) - tile;
     row_block = work.split.row_block(tile);
     k = tile - row_block * work.tiles_k;
   }
   __device__ __forceinline__ bool next() {
-    left -= count;
-    if (left <= 0) return false;
-    if (count > 0) ++row_block, k = 0;
-    count = cuda::opaque(min(left, work.tiles_k - k));
+    if (left > 0) {
+      left -= count;
+      if (count > 0) ++row_block, k = 0;
+      if (left > 0) {
+        count = cuda::opaque(min(left, work.tiles_k - k));
+        return true;
+      }
+      count = 0;
+    }
+    if (--own < 0) return false;
+    row_block = count == 0 ? work.split.own_row_block(blockIdx.x) : row_block + static_cast<int>(work.split.blocks);
+    k = 0, count = work.tiles_k;
     return true;
   }
-  // Row blocks that begin or end in other blocks: at most a block's first segment (not from k = 0 on) and its last.
+  // Row blocks that begin or end in other blocks: at most a block's first segment (not from k = 0 on) and the last of
+  // the common ones.
   __device__ __forceinline__ bool shared() const { return count < work.tiles_k; }
   // Of a whole warp: how many blocks before and behind this one work on the row block.
   __device__ __forceinline__ int before(int lane) const {
@@ -120,7 +134,7 @@ struct Q4Walk {
     for (unsigned some = 32; some == 32; count += some) {
       const unsigned block = blockIdx.x + 1 + count + lane;
       some = __popc(__ballot_sync(
-          0xffffffffu, block < work.split.blocks && work.split.begin(block) < (row_block + 1) * work.tiles_k));
+          0xffffffffu, block < work.split.sharing && work.split.begin(block) < (row_block + 1) * work.tiles_k));
     }
     return count;
   }
@@ -444,7 +458,7 @@ struct Q4Finish {
   // than `from`. The sum says whether all words were there, for what is absent is NaN; then only what is absent is read
   // again: polling takes the L2's time from those who are waited for.
   __device__ __forceinline__ void add_parts(uint4* first, uint4* from, int count) {
-    constexpr int together = 7;  // read at once
+    constexpr int together = Q4Split::most_sharers / 2;  // read at once
     constexpr int step = Shape::parts * Shape::part_words;
     for (; count > 0; count -= together, from += together * step, first = from) {
       uint4 got[together][halves];
@@ -688,19 +702,18 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
       }
     }
   }
-  // What is shared comes last, by half of the warps each, so that nobody waits long.
-  constexpr int half = Shape::consumers / 2;
+  // What is shared comes last: one row block by all warps, two by half of them each, so that nobody waits long.
   cuda::barrier_wait(barriers.plan_ready(), 0);
-  const Q4Share& share = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset)[warp / half];
+  const Q4Share& share = reinterpret_cast<const Q4Share*>(memory + Shape::shares_offset)[warp * 2 / Shape::consumers];
   if (share.count == 0) return;
   if (work.squares_in) cuda::barrier_wait(barriers.scales_ready(), 0);
 #pragma unroll 1
-  for (int item = warp % half; share.mine + item / items * share.count < work.tokens; item += half) {
+  for (int item = warp % share.warps; share.mine + item / items * share.step < work.tokens; item += share.warps) {
     Q4Finish<Shape> finish{.work = work,
                            .half = item % items,
-                           .token = share.mine + item / items * share.count,
+                           .token = share.mine + item / items * share.step,
                            .lane = cuda::opaque(lane)};
-    finish.read_ahead(outputs + (2 + warp / half) * 2);
+    finish.read_ahead(outputs + share.outputs * 2);
 #pragma unroll
     for (auto& of_half : finish.values) {
 #pragma unroll
@@ -711,17 +724,35 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
   }
 }
 
-// The row blocks that this block shares with others: of its first segment, and of its last where it begins one. By a
-// whole warp.
-__device__ __forceinline__ void q4_few_plan(const Q4Work& work, int lane, Q4Share (&shares)[2], Q4Output* outputs) {
+// The row blocks that this block finishes with others, by a whole warp: of its first segment, and of its last where it
+// begins one; or, where blocks that have nothing of a common row block finish it, that. Rows go to pairs 2 and 3 of
+// `outputs`.
+__device__ __forceinline__ void q4_few_plan(const Q4Work& work, int warps, int lane, Q4Share (&shares)[2],
+                                            Q4Output* outputs) {
   if (lane < 2) shares[lane].count = 0;
   __syncwarp();
+  if (work.split.finishers > 0) {
+    const int over = static_cast<int>(blockIdx.x - work.split.sharing);
+    const int finishers = static_cast<int>(work.split.finishers), count = static_cast<int>(work.split.sharers);
+    const int row_block = over / finishers;
+    if (over < 0 || row_block >= static_cast<int>(work.split.common)) return;
+    if (lane < 2)
+      shares[lane] = {row_block, row_block * count, count, over - row_block * finishers, finishers, 2, warps};
+    q4_find_outputs(work, row_block, lane, outputs + 4);
+    return;
+  }
   for (Q4Walk walk(work); walk.next();) {
     if (!walk.shared()) continue;
-    const int before = walk.before(lane), behind = walk.behind(lane), which = walk.k == 0;
-    if (lane == 0)
-      shares[which] = {walk.row_block, static_cast<int>(blockIdx.x) - before, before + 1 + behind, before};
-    q4_find_outputs(work, walk.row_block, lane, outputs + which * 2);
+    const int before = walk.before(lane), behind = walk.behind(lane), which = walk.k == 0, count = before + 1 + behind;
+    if (lane == 0) {
+      const int first = static_cast<int>(blockIdx.x) - before;
+      const Q4Share share = {walk.row_block, first, count, before, count, 2 + which, warps};
+      const bool second = shares[0].count > 0;
+      shares[1] = share;
+      if (second) shares[0].warps = shares[1].warps = warps / 2;
+      if (!second) shares[0] = share;
+    }
+    q4_find_outputs(work, walk.row_block, lane, outputs + (2 + which) * 2);
   }
 }
 
@@ -774,8 +805,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   if (role == 1) {
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
   } else if (role == 2) {
-    q4_few_plan(work, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
-                reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset) + 4);
+    q4_few_plan(work, Shape::consumers, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
+                reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset));
     if (lane < 2) cuda::barrier_arrive(barriers.plan_ready());
     if (!work.squares_in) return;
     cuda::wait_for_predecessors();
