@@ -298,5 +298,39 @@ TEST(Q4Split, DealsEveryTileOnce) {
   EXPECT_FALSE(Q4Split::fits(20, 96, 2000));
 }
 
+// The same for GPUs of other sizes, by what the deal promises: ranges follow each other without a gap, a block has one part
+// at most or a run of its own, and nobody has much more than an even share.
+TEST(Q4Split, DealsAnyShape) {
+  for (const int most_blocks : {1, 2, 16, 78, 108, 114, 132, 144, 188}) {
+    for (const int tiles_k : {1, 2, 5, 16, 40, 80, 96, 272}) {
+      for (int row_blocks = 1; row_blocks <= 3 * most_blocks + 2; row_blocks += 1 + row_blocks / 40) {
+        SCOPED_TRACE(testing::Message() << row_blocks << " row blocks of " << tiles_k << " tiles, " << most_blocks);
+        ASSERT_TRUE(Q4Split::fits(row_blocks, tiles_k, most_blocks));
+        const Q4Split split(row_blocks, tiles_k, most_blocks);
+        const int common = static_cast<int>(split.common) * tiles_k, own = static_cast<int>(split.whole) * tiles_k;
+        ASSERT_EQ(static_cast<int>(split.common + split.whole * split.blocks), row_blocks);
+        ASSERT_LE(split.sharing, split.blocks);
+        ASSERT_LE(split.blocks, static_cast<unsigned>(most_blocks));
+        ASSERT_TRUE(split.whole > 0 || split.sharing == split.blocks);
+        ASSERT_EQ(split.begin(0), 0);
+        ASSERT_EQ(split.begin(split.sharing), common);
+        int most = own;
+        for (unsigned block = 0; block < split.sharing; ++block) {
+          const int tiles = split.begin(block + 1) - split.begin(block);
+          ASSERT_GT(tiles, 0);
+          most = std::max(most, own + tiles);
+          if (split.sharers > 0) {
+            ASSERT_EQ(split.row_block(split.begin(block)), static_cast<int>(block / split.sharers));
+            ASSERT_EQ(split.row_block(split.begin(block + 1) - 1), static_cast<int>(block / split.sharers));
+          }
+        }
+        ASSERT_LE(split.sharers, Q4Split::most_sharers);
+        const int even = (row_blocks * tiles_k + most_blocks - 1) / most_blocks;
+        ASSERT_LE(most, even + static_cast<int>(Q4Split::second_part));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace splash::ops::conformance
