@@ -430,6 +430,8 @@ TEST_F(ServiceTest, Metrics) {
   start();
   engine_->script.reply = "x";
   ask(chat(""));
+  // A client has its reply before the engine has put the request away.
+  ASSERT_TRUE(eventually([&] { return engine_->running == 0; }));
   const Reply reply = ask(get("/metrics"));
   EXPECT_THAT(reply.head, HasSubstr("text/plain; version=0.0.4"));
   for (const char* line :
