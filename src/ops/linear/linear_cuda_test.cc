@@ -31,6 +31,13 @@ std::vector<float> product(const pack::Weight& weight, const std::vector<float>&
   return y;
 }
 
+// silu(gate) * up.
+std::vector<float> silu_times(std::vector<float> gate, const std::vector<float>& up) {
+  for (std::size_t i = 0; i < gate.size(); ++i)
+    gate[i] = static_cast<float>(gate[i] / (1 + std::exp(-double{gate[i]})) * up[i]);
+  return gate;
+}
+
 struct Case {
   int rows, cols, tokens;
   bool accumulate;
@@ -162,8 +169,8 @@ void expect_mlp_through_panels(int tokens, bool at_once) {
     for (int i = 0; i < hidden; ++i)
       normed[r * hidden + i] = static_cast<float>(x[r * hidden + i] / std::sqrt(squares / hidden + 1e-6) * gain[i]);
   }
-  std::vector<float> g = product(gate.view, normed, tokens, true), u = product(up.view, normed, tokens, true);
-  for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(g[i] / (1 + std::exp(-double{g[i]})) * u[i]);
+  const std::vector<float> g =
+      silu_times(product(gate.view, normed, tokens, true), product(up.view, normed, tokens, true));
   const std::vector<float> want = product(down.view, g, tokens, true, &x);
 
   const MatrixView<float> dx = memory.matrix(x, tokens, hidden), dn = memory.matrix(tokens, hidden),
@@ -303,10 +310,7 @@ TEST(LinearCuda, ManyGatedRows) {
   for (const int cols : {256, 1152}) {
     const HostWeight gate = random_q4(numbers, inner, cols), up = random_q4(numbers, inner, cols);
     const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
-    std::vector<float> want = product(gate.view, x, most, true);
-    const std::vector<float> u = product(up.view, x, most, true);
-    for (std::size_t i = 0; i < want.size(); ++i)
-      want[i] = static_cast<float>(want[i] / (1 + std::exp(-double{want[i]})) * u[i]);
+    const std::vector<float> want = silu_times(product(gate.view, x, most, true), product(up.view, x, most, true));
     std::vector<float> bits;
     Memory memory;
     const pack::Weight dgate = memory.weight(gate.view), dup = memory.weight(up.view);

@@ -298,8 +298,8 @@ TEST(Q4Split, DealsEveryTileOnce) {
   EXPECT_FALSE(Q4Split::fits(20, 96, 2000));
 }
 
-// The same for GPUs of other sizes, by what the deal promises: ranges follow each other without a gap, a block has one part
-// at most or a run of its own, and nobody has much more than an even share.
+// The same for GPUs of other sizes, by what the deal promises: ranges follow each other without a gap, a block has one
+// part at most or a run of its own, and nobody has much more than an even share.
 TEST(Q4Split, DealsAnyShape) {
   for (const int most_blocks : {1, 2, 16, 78, 108, 114, 132, 144, 188}) {
     for (const int tiles_k : {1, 2, 5, 16, 40, 80, 96, 272}) {

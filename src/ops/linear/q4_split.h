@@ -32,11 +32,11 @@ struct Q4Split {
     const auto all = static_cast<unsigned>(row_blocks), k = static_cast<unsigned>(tiles_k),
                most = static_cast<unsigned>(most_blocks);
     const unsigned own = all / most, left = all % most;
-    const unsigned parts = left == 0 ? 1 : least(least(most / left, most_sharers), k);
-    const unsigned largest = own * k + (left == 0 ? 0 : (k + parts - 1) / parts);
+    const unsigned parts = left == 0 ? 0 : least(least(most / left, most_sharers), k);  // of each that is left over
+    const unsigned largest = own * k + (parts == 0 ? 0 : (k + parts - 1) / parts);
     if (largest <= (all * k + most - 1) / most + second_part) {
       deal(own, own > 0 ? most : left * parts, left, left * parts, k);
-      sharers = left == 0 ? 0 : parts;
+      sharers = parts;
       finishers = own > 0 && parts > 1 ? (blocks - sharing) / left : 0;
     } else {
       const unsigned fewer = own > 0 ? own - 1 : 0, dealt = all - fewer * most, dealing = least(dealt * k, most);
