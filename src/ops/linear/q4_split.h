@@ -4,7 +4,7 @@
 namespace splash::ops {
 
 // A launch is row_blocks * tiles_k tiles. The first `common` row blocks are added up by several blocks each: number b
-// of `sharing` takes of their tiles, in a row, those from units * b / sharing on, up to where the next begins. Then
+// of `sharing` takes of their tiles, in a row, those from number tiles * b / sharing on, up to where the next begins. Then
 // each of `blocks` has `whole` row blocks for itself. Divisions by what is the same for the whole launch are
 // multiplications: in a kernel a division is some twenty instructions that wait for each other, in code that a block
 // runs once (decision 0022).
@@ -20,8 +20,7 @@ struct Q4Split {
   unsigned common = 0, sharing = 0;
   unsigned sharers = 0;                     // of each common row block, where all have as many; else 0
   unsigned finishers = 0;                   // of each: blocks without common tiles that finish it; 0: its sharers do
-  unsigned units = 0;                       // tiles of the common row blocks
-  unsigned share = 0, rest = 0;             // units = share * sharing + rest
+  unsigned share = 0, rest = 0;             // share * sharing + rest common tiles
   unsigned by_sharing = 0, by_tiles_k = 0;  // 2^32 / divisor, rounded up; 0: the divisor is one
 
   Q4Split() = default;
@@ -49,7 +48,7 @@ struct Q4Split {
     return row_blocks * tiles_k * tiles_k < (1LL << 32) && most_blocks * most_blocks * most_blocks < (1LL << 32);
   }
 
-  // The first of a block's common tiles; `units` for a block that has none and for the one past the last.
+  // The first of a block's common tiles; their number for a block that has none and for the one past the last.
   constexpr int begin(unsigned block) const {
     const unsigned at = least(block, sharing);
     return static_cast<int>(at * share + divide(at * rest, by_sharing));
@@ -64,10 +63,10 @@ struct Q4Split {
  private:
   constexpr void deal(unsigned own, unsigned of_blocks, unsigned of_common, unsigned of_sharing, unsigned tiles_k) {
     whole = own, blocks = of_blocks, common = of_common, sharing = of_sharing;
-    units = common * tiles_k;
     by_tiles_k = inverse(tiles_k);
     if (sharing == 0) return;
-    share = units / sharing, rest = units % sharing, by_sharing = inverse(sharing);
+    const unsigned tiles = common * tiles_k;
+    share = tiles / sharing, rest = tiles % sharing, by_sharing = inverse(sharing);
   }
   static constexpr unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
   static constexpr unsigned inverse(unsigned divisor) {
