@@ -10,7 +10,7 @@
 #             serve on SYNTH; cpu: the CPU kernels' conformance; second: a server on the second GPU of a machine that has several
 #   SOAK      seconds of random requests at eight lanes (default 12). Beside a soak of minutes (SOAK=300) the other proofs get its time
 #             as well; STEPS=soak SOAK=300 is the soak alone
-#   SECTIONS  of device_bench (default: roof steps widths kernels prefill rows; parts: what a step is made of)
+#   SECTIONS  of device_bench (default: roof steps long widths kernels prefill rows; parts: what a step is made of)
 #   SANITIZE  gtest filter for memcheck (default: all of the conformance, 40 s)
 #   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Unstated not those of gdn and
 #             attention, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow them (it reports the
@@ -205,7 +205,7 @@ for step in $steps; do
     bench)
       export SPLASH_BENCH_MACHINE=${machine#*,}  # device_bench names the GPU itself
       # shellcheck disable=SC2086  # a list
-      try bench.txt "${BENCH_SECONDS:-240}" bench "$bin/device_bench" "$out/kernels.jsonl" ${SECTIONS-roof steps widths kernels prefill rows}
+      try bench.txt "${BENCH_SECONDS:-240}" bench "$bin/device_bench" "$out/kernels.jsonl" ${SECTIONS-roof steps long widths kernels prefill rows}
       echo "clocks now: SM $(query clocks.sm) MHz, memory $(query clocks.mem) MHz, $(query temperature.gpu) C, $(query power.draw) W" | tee -a "$out/bench.txt"
       tail -n 80 "$out/bench.txt"
       ;;

@@ -186,7 +186,7 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   repeat("gdn verify, 5 kept", 2 * state, g.layers / 4 * 3,
          [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
   for (const int position : {1024, 32760}) {
-    if (position + 8 > model.context()) continue;
+    if (position + 8 > model.context(lanes)) continue;
     model.place(lanes, position);
     model.begin(lanes, 8, true);
     const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
@@ -233,7 +233,7 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
 }
 
 void steps(Bench& bench, SyntheticModel& model, int lanes, int width, int position, const char* remark = "") {
-  if (position + width > model.context()) return;
+  if (position + width > model.context(lanes)) return;
   const Geometry& g = model.geometry();
   model.place(lanes, position);
   model.begin(lanes, width, true);
@@ -294,8 +294,25 @@ void parts(Bench& bench, SyntheticModel& model, int lanes) {
   }
 }
 
+// Attention and the step where the pages weigh as much as the weights.
+void long_contexts(Bench& bench, SyntheticModel& model) {
+  const Geometry& g = model.geometry();
+  for (const auto& [lanes, thousands] : {std::pair{1, 48}, {1, 64}, {1, 96}, {1, 128}, {1, 192}, {1, 256}, {4, 64}}) {
+    const int position = thousands * 1024 - 8;
+    if (position + 8 > model.context(lanes)) continue;
+    model.place(lanes, position);
+    model.begin(lanes, 8, true);
+    const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
+    const Times times = bench.time([&] {
+      for (int i = 0; i < g.layers / 4; ++i) model.attention_layer(i, lanes, 8);
+    });
+    bench.add({fmt::format("attention at {}K", thousands), lanes * 8, pages}, times, g.layers / 4);
+    steps(bench, model, lanes, 8, position);
+  }
+}
+
 void prefill(Bench& bench, SyntheticModel& model, int rows, int position) {
-  if (position + rows > model.context()) return;
+  if (position + rows > model.context(1)) return;
   model.place(1, position);
   model.begin(1, rows, false);
   const Times times = bench.time([&] { model.prefill(rows); }, 5);
@@ -406,6 +423,7 @@ int run(int argc, char** argv) {
     steps(bench, model, 2, 8, 1024);
     steps(bench, model, 8, 8, 1024);
   }
+  if (wanted("long")) long_contexts(bench, model);
   if (wanted("parts")) {
     parts(bench, model, 1);
     parts(bench, model, 4);

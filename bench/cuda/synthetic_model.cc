@@ -179,7 +179,7 @@ void SyntheticModel::begin(int lanes, int rows, bool verify) {
     choices.push_back({.position = position_, .rows = std::min(rows, link::max_block), .budget = rows, .lane = lane});
     segments_.push_back({lane, lane * rows, rows, position_, {}});
     entries.push_back({lane, lane * rows, rows, position_, verify ? 1 : 0, 0,
-                       pages_ + static_cast<std::ptrdiff_t>(lane) * pages_per_lane_});
+                       pages_ + static_cast<std::ptrdiff_t>(lane) * (max_lanes_ / lanes) * pages_per_lane_});
   }
   copy(entries_, entries.data(), entries.size() * sizeof(entries[0]));
   copy(choices_, choices.data(), choices.size() * sizeof(choices[0]));

@@ -27,7 +27,7 @@ struct Geometry {
 
 class SyntheticModel {
  public:
-  // Weights for `layers` layers, lanes with room for `context` positions each.
+  // Weights for `layers` layers, lanes with room for `context` positions each when all are there.
   static Result<std::unique_ptr<SyntheticModel>> make(cuda::Stream& stream, const Geometry& geometry, int lanes,
                                                       int context);
 
@@ -78,7 +78,8 @@ class SyntheticModel {
   const ops::KvPool& pool() const { return pool_; }
   std::int64_t pool_bytes() const { return pool_.geometry.page_bytes() * pages_per_lane_ * max_lanes_; }
   const ops::GdnLane& gdn_lane(int layer, int lane) const { return gdn_lanes_[layer][lane]; }
-  int context() const { return context_; }
+  // Positions that each of so many lanes has room for: they share the pages of all.
+  int context(int lanes) const { return max_lanes_ / lanes * context_; }
   std::int64_t page_layer_bytes() const { return pool_.geometry.layer_bytes(); }
   std::span<const float> norm() const { return norm_; }
 

@@ -45,6 +45,38 @@ struct Lanes {
     for (const float value : x) to.push_back(std::nearbyint(value / scale) * scale);
   }
 
+  // A lane's first `count` positions hold any codes: in the pages (attention_cuda.h says how) and here.
+  void fill(int lane_index, int count) {
+    HostLane& lane = lanes[lane_index];
+    const int heads = g.kv_heads, tokens = link::page_tokens;
+    ASSERT_EQ(count % tokens, 0);
+    lane.keys.resize(std::size_t(count) * heads * 256), lane.values.resize(lane.keys.size());
+    std::uint32_t seed = 1;
+    const auto next = [&] { return (seed = seed * 1664525u + 1013904223u) >> 8; };
+    const auto layer_bytes = static_cast<std::size_t>(pool.geometry.layer_bytes()), head_bytes = layer_bytes / heads;
+    std::vector<std::uint8_t> page(layer_bytes);
+    for (int first = 0; first < count; first += tokens) {
+      for (int h = 0; h < heads; ++h) {
+        std::uint8_t* keys = page.data() + h * head_bytes;
+        std::uint8_t* values = keys + tokens * 256;
+        auto* scales = reinterpret_cast<float*>(values + tokens * 256);
+        for (int i = 0; i < tokens; ++i) {
+          const float key_scale = 0.01f + 1e-9f * next(), value_scale = 0.002f + 1e-9f * next();
+          scales[i] = key_scale, scales[tokens + i] = value_scale;
+          for (int d = 0; d < 256; ++d) {
+            const int key = static_cast<int>(next() % 255) - 127, value = static_cast<int>(next() % 255) - 127;
+            keys[i * 256 + (d / 16 ^ i % 2 * 4) * 16 + d % 16] = static_cast<std::uint8_t>(key + 128);
+            values[d * tokens + i] = static_cast<std::uint8_t>(value + 128);
+            const std::size_t at = (std::size_t(first + i) * heads + h) * 256 + d;
+            lane.keys[at] = key * key_scale, lane.values[at] = value * value_scale;
+          }
+        }
+      }
+      std::byte* to = pool.at(lane.pages[first / tokens], 1);
+      Memory::check(cudaMemcpy(to, page.data(), layer_bytes, cudaMemcpyHostToDevice));
+    }
+  }
+
   struct Part {
     int lane, rows;
   };
@@ -147,6 +179,16 @@ TEST(AttentionCuda, LongContext) {
   setup.pass("verify 8 behind", {{0, 8}}, 3);
 }
 
+// Beyond every kind of chunk, against double.
+TEST(AttentionCuda, FarContext) {
+  Lanes setup(6, 1, 4200, 1);
+  setup.fill(0, 40000);
+  setup.pass("verify 8 at 40,000", {{0, 8}}, 4);
+  setup.fill(0, 134016);
+  setup.pass("verify 8 at 134,016", {{0, 8}}, 7);
+  setup.pass("one row behind", {{0, 1}});
+}
+
 // The same rows whatever the cut of the prefix and the width of the step: narrow passes and wide ones each among
 // themselves, and among each other where wide passes are not apart.
 void expect_cuts_equal(int group, int rows, const std::vector<std::vector<int>>& cuts, int compared_rows) {
@@ -204,7 +246,7 @@ TEST(AttentionCuda, CompanyChangesNoBit) {
   AttentionGeometry g;
   g.query_heads = 24, g.kv_heads = 4;
   constexpr int lanes = 8, width = 8, d = 256;
-  const int positions[lanes] = {1024, 0, 9000, 127, 2047, 33000, 5, 4090};
+  const int positions[lanes] = {1024, 0, 9000, 127, 2047, 33000, 140000, 4090};
   Numbers numbers(67);
   Memory memory;
   const AttentionWeights weights{memory.vector(numbers.normals(d)), memory.vector(numbers.normals(d))};

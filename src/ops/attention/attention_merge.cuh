@@ -17,11 +17,13 @@ __device__ __forceinline__ float2 load_pair(std::uint64_t from) {
 
 // Grid: query rows of a tile x (tiles * kv heads) x segments. Partial sums wait in registers: blocks of the linear that
 // comes next, which want most of a multiprocessor's shared memory, can be there before these are done. What a chunk keeps
-// of those before it and what it adds follows from the maxima up to it, so a thread each finds them side by side.
+// of those before it and what it adds follows from the maxima up to it, so a thread each finds them side by side,
+// a round of as many as there are threads after the other.
 template <class Kind>
 __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_constant__ Arguments args) {
-  static_assert(Kind::most_chunks <= merge_threads && merge_threads % 4 == 0 && merged_at_once % 4 == 0);
-  __shared__ float4 shares[merge_threads];  // kept, added, sum
+  constexpr int rounds = (Kind::most_chunks + merge_threads - 1) / merge_threads;
+  static_assert(merge_threads % 4 == 0 && merged_at_once % 4 == 0);
+  __shared__ float4 shares[rounds * merge_threads];  // kept, added, sum
   __shared__ float tops[merge_threads / 32];
   cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
@@ -43,11 +45,14 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
   std::uint64_t from = reinterpret_cast<std::uint64_t>(args.partials + base * dim + thread * 2);
   std::uint64_t stats_from = reinterpret_cast<std::uint64_t>(args.stats + (base + std::int64_t{thread} * args.part_rows) * 2);
   asm volatile("" : "+l"(from), "+l"(stats_from));
-  const unsigned step = args.part_rows * dim * 4;
+  const unsigned step = args.part_rows * dim * 4, stats_step = args.part_rows * merge_threads * 8;
   cuda::wait_for_predecessors();
-  float2 stats = make_float2(-INFINITY, 0);
-  if (thread < chunks)
-    stats = load_pair(stats_from);
+  float2 stats[rounds];
+#pragma unroll
+  for (int r = 0; r < rounds; ++r) {
+    stats[r] = make_float2(-INFINITY, 0);
+    if (thread + r * merge_threads < chunks) stats[r] = load_pair(stats_from + std::uint64_t{stats_step} * r);
+  }
   float2 values[merged_at_once];
   // What is not there adds -0, which changes nothing.
   auto read = [&](int begin) {
@@ -61,23 +66,34 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
   read(0);
   const float4 gate = *reinterpret_cast<const float4*>(cuda::row_of(args.rows.q_gate, row) + column + (head + 1) * dim);
   // The largest of the chunks up to this one, and of those before it.
-  float top = stats.x;
+  float earlier = -INFINITY;  // of the rounds before
 #pragma unroll
-  for (int distance = 1; distance < 32; distance <<= 1) {
-    const float other = __shfl_up_sync(0xffffffffu, top, distance);
-    if (lane >= distance) top = fmaxf(top, other);
-  }
-  if (lane == 31) tops[warp] = top;
-  float before = __shfl_up_sync(0xffffffffu, top, 1);
-  if (lane == 0) before = -INFINITY;
-  __syncthreads();
+  for (int r = 0; r < rounds; ++r) {
+    if (r > 0) {
+      if (chunks <= r * merge_threads) break;
+      __syncthreads();  // the round before has been read
+    }
+    const int chunk = r * merge_threads + thread;
+    float top = stats[r].x;
 #pragma unroll
-  for (int w = 0; w < merge_threads / 32 - 1; ++w) {
-    const float other = w < warp ? tops[w] : -INFINITY;
-    top = fmaxf(top, other), before = fmaxf(before, other);
-  }
-  shares[thread] = thread < chunks ? make_float4(power(before, top), power(stats.x, top), stats.y, 0)
+    for (int distance = 1; distance < 32; distance <<= 1) {
+      const float other = __shfl_up_sync(0xffffffffu, top, distance);
+      if (lane >= distance) top = fmaxf(top, other);
+    }
+    if (lane == 31) tops[warp] = top;
+    float before = __shfl_up_sync(0xffffffffu, top, 1);
+    if (lane == 0) before = -INFINITY;
+    __syncthreads();
+    top = fmaxf(top, earlier), before = fmaxf(before, earlier);
+#pragma unroll
+    for (int w = 0; w < merge_threads / 32; ++w) {
+      const float other = tops[w];
+      if (w < warp) top = fmaxf(top, other), before = fmaxf(before, other);
+      if (r + 1 < rounds) earlier = fmaxf(earlier, other);
+    }
+    shares[chunk] = chunk < chunks ? make_float4(power(before, top), power(stats[r].x, top), stats[r].y, 0)
                                    : make_float4(1, 1, -0.0f, 0);
+  }
   __syncthreads();
   float sum = -0.0f;
   float2 out = make_float2(-0.0f, -0.0f);

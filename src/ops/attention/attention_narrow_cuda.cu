@@ -40,24 +40,25 @@ constexpr int weight_bytes = unit / 8 * 128;  // of eight queries
 
 struct Narrow {
   // Short ones first, so that a short context already fills the chip; long ones later, so that partial sums stay small
-  // against the pages: 128, from 2,048 on 256, from 4,096 on 512 (two blocks on each of 132 multiprocessors share 32K in
-  // 66 parts), from 32K on 2,048, from 64K on 8,192.
-  static constexpr int most_chunks = 120;
+  // against the pages: 128, from 2,048 on 256, from 4,096 on 512, from 32K on 1,024, from 128K on 2,048: a 64th of a
+  // context at most (two blocks on each of 132 multiprocessors share 32K in 66 parts), so no block has much more than its
+  // share (0024).
+  static constexpr int most_chunks = 240;
   // Lines that grow steeper: the highest holds. And their inverses, of which the lowest does.
   __host__ __device__ static constexpr int higher(int a, int b) { return a > b ? a : b; }
   __host__ __device__ static constexpr int lower(int a, int b) { return a < b ? a : b; }
   __host__ __device__ static constexpr int chunk_begin(int chunk) {
     return higher(higher(higher(chunk * 128, chunk * 256 - 2048), chunk * 512 - 8192),
-                  higher(chunk * 2048 - 131072, chunk * 8192 - 720896));
+                  higher(chunk * 1024 - 49152, chunk * 2048 - 229376));
   }
   __host__ __device__ static constexpr int chunks_for(int positions) {
     return lower(lower(lower((positions + 127) >> 7, (positions + 2048 + 255) >> 8), (positions + 8192 + 511) >> 9),
-                 lower((positions + 131072 + 2047) >> 11, (positions + 720896 + 8191) >> 13));
+                 lower((positions + 49152 + 1023) >> 10, (positions + 229376 + 2047) >> 11));
   }
 };
 static_assert(Narrow::chunks_for(262144) == Narrow::most_chunks && Narrow::chunks_for(32768) == 80 &&
               Narrow::chunk_begin(16) == 2048 && Narrow::chunk_begin(24) == 4096 && Narrow::chunk_begin(80) == 32768 &&
-              Narrow::chunk_begin(96) == 65536);
+              Narrow::chunk_begin(176) == 131072);
 
 // column: the first of the tile's that are this block's.
 struct Tile {
@@ -145,7 +146,8 @@ __device__ __forceinline__ void store_transposed(std::uint32_t address, std::uin
                : "memory");
 }
 
-// Keys (with all scales) or values of a unit on their way, by warp 0: a lane per page, whose number it has.
+// Keys (with all scales) or values of a unit on their way, by warp 0: a lane per page, whose number it has. They leave
+// the L2 first: partial sums wait there for the merge.
 __device__ __forceinline__ int unit_page_count(int position, int limit) {
   return min(unit_pages, (limit - position + page - 1) / page);
 }
@@ -159,7 +161,7 @@ __device__ __forceinline__ void request_keys(NarrowShared<columns>& shared, cons
   if (lane == 0) cuda::barrier_expect(barrier, count * (key_bytes + 2 * page * 4));
   __syncwarp();
   if (lane < count) {
-    cuda::bulk_copy(cuda::shared_address(shared.keys[lane]), from, key_bytes, barrier);
+    cuda::bulk_copy(cuda::shared_address(shared.keys[lane]), from, key_bytes, barrier, cuda::stream_policy());
     cuda::bulk_copy(cuda::shared_address(shared.scales[lane]), from + key_scales_offset, 2 * page * 4, barrier);
   }
 }
@@ -170,7 +172,8 @@ __device__ __forceinline__ void request_values(NarrowShared<columns>& shared, co
   if (lane == 0) cuda::barrier_expect(barrier, count * page * dim);
   __syncwarp();
   if (lane < count)
-    cuda::bulk_copy(cuda::shared_address(shared.values[lane]), from + values_offset, page * dim, barrier);
+    cuda::bulk_copy(cuda::shared_address(shared.values[lane]), from + values_offset, page * dim, barrier,
+                    cuda::stream_policy());
 }
 
 // Eight dims of a query: lane l has dims 8 l .. 8 l + 7. Step j of k of dims 64 G .. 64 G + 63 is, for thread t of a
