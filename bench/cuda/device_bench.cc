@@ -297,7 +297,9 @@ void parts(Bench& bench, SyntheticModel& model, int lanes) {
 // Attention and the step where the pages weigh as much as the weights.
 void long_contexts(Bench& bench, SyntheticModel& model) {
   const Geometry& g = model.geometry();
-  for (const auto& [lanes, thousands] : {std::pair{1, 48}, {1, 64}, {1, 96}, {1, 128}, {1, 192}, {1, 256}, {4, 64}}) {
+  constexpr std::pair<int, int> cases[] = {{1, 4},  {1, 8},   {1, 16},  {1, 24},  {1, 48}, {1, 64},
+                                           {1, 96}, {1, 128}, {1, 192}, {1, 256}, {4, 8},  {4, 64}};
+  for (const auto& [lanes, thousands] : cases) {
     const int position = thousands * 1024 - 8;
     if (position + 8 > model.context(lanes)) continue;
     model.place(lanes, position);

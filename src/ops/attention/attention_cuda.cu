@@ -11,31 +11,44 @@ namespace splash::ops {
 namespace paged {
 namespace {
 
-// Grid: (query heads + 2 kv heads) / 4 x rows of a segment x segments; a warp per head.
+// Grid: (query heads + 2 kv heads) / 8 x rows of a segment x segments; half a warp per head.
 __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Arguments args) {
   cuda::dependents_may_start();
   const SegmentEntry segment = args.segments[blockIdx.z];
-  const int head = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (head >= args.query_heads + 2 * args.kv_heads || static_cast<int>(blockIdx.y) >= segment.rows) return;
+  const int lane = threadIdx.x % 32, j = lane % head_lanes, first_head = (blockIdx.x * warps + threadIdx.x / 32) * 2;
+  const int heads = args.query_heads + 2 * args.kv_heads;
+  if (first_head >= heads || static_cast<int>(blockIdx.y) >= segment.rows) return;
+  const bool here = first_head + lane / head_lanes < heads;  // the last warp may have one
+  const int head = here ? first_head + lane / head_lanes : first_head;
+  const bool is_query = head < args.query_heads, is_value = head >= args.query_heads + args.kv_heads;
   const int row = segment.first_row + blockIdx.y, position = segment.position + blockIdx.y;
   Rotation rotation;  // while the predecessor still runs
-  find_rotation(args, position, lane, rotation);
-  float gain[8];
-  read_gain(head < args.query_heads ? args.q_norm : args.k_norm, lane, gain);
+  find_rotation(args, position, j, rotation);
+  float gain[lane_dims];
+  read_dims(is_query ? args.q_norm : args.k_norm, j, gain);
   cuda::wait_for_predecessors();
-  float x[8];
-  if (head < args.query_heads) {
-    cuda::load_columns(args.rows.q_gate, row, head * 2 * dim + lane * 8, x);
-    norm_and_rotate(args, gain, rotation, lane, x);
-    *reinterpret_cast<uint4*>(args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim +
-                              lane * 8) = pack_query(x);
-    return;
+  const int kv_head = (head - args.query_heads) % args.kv_heads;
+  const MatrixView<const float>& from = is_query ? args.rows.q_gate : is_value ? args.rows.v : args.rows.k;
+  float x[lane_dims], turned[lane_dims];
+  read_dims(cuda::row_of(from, row) + (is_query ? head * 2 : kv_head) * dim, j, x);
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) turned[i] = x[i];
+  norm_and_rotate(args, gain, rotation, j, turned);
+  if (is_query && here) {
+    __half* to = args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim;
+#pragma unroll
+    for (int line = 0; line < 2; ++line)
+      *reinterpret_cast<uint4*>(to + dims_of(j, line)) = pack_query(turned + line * 8);
   }
-  const bool is_value = head >= args.query_heads + args.kv_heads;
-  const int kv_head = head - args.query_heads - (is_value ? args.kv_heads : 0);
-  cuda::load_columns(is_value ? args.rows.v : args.rows.k, row, kv_head * dim + lane * 8, x);
-  if (!is_value) norm_and_rotate(args, gain, rotation, lane, x);
-  store_in_page(args, segment, position, kv_head, is_value, lane, x);
+  if (first_head + 1 < args.query_heads) return;  // both
+  if (!is_value) {
+#pragma unroll
+    for (int i = 0; i < lane_dims; ++i) x[i] = turned[i];
+  }
+  std::uint8_t codes[lane_dims];
+  const float scale = quantise(x, codes);
+  if (is_query || !here) return;
+  store_codes(page_at(args, segment, position / page, kv_head), position % page, is_value, j, codes, scale);
 }
 
 }  // namespace
@@ -83,7 +96,7 @@ void attention(cuda::Stream& stream, const AttentionGeometry& geometry, const At
   args.queries = stream.allocate<__half>(static_cast<std::size_t>(out.rows) * geometry.query_heads * p::dim);
   const int heads = geometry.query_heads + 2 * geometry.kv_heads;
   cuda::launch(stream, "attention prepare",
-               {dim3((heads + p::warps - 1) / p::warps, most_rows, count), dim3(p::threads)}, p::prepare_kernel, args);
+               {dim3((heads + 2 * p::warps - 1) / (2 * p::warps), most_rows, count), dim3(p::threads)}, p::prepare_kernel, args);
   if (stream.portable()) return p::run_portable(stream, args, count, most_rows);
   wide ? p::run_tiles(stream, args, count, most_rows) : p::run_narrow(stream, args, count, most_rows);
 }

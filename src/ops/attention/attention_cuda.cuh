@@ -29,7 +29,7 @@ struct Arguments {
   std::byte* pool;           // this layer's part of page 0
   std::int64_t page_stride;  // bytes between pages
   __half* queries;           // [rows][query_heads][256], normed, rotated, times log2(e) / 16; null: tiles make their own
-  float* partials;           // [segment][tile, kv head][slot][query row of the tile][256]
+  float* partials;           // [segment][tile, kv head][slot][query row of the tile][256]; narrow, many slots: fp16
   float* stats;              // [segment][tile, kv head][slot][query row of the tile][2]: maximum, sum
   int tiles;                 // per segment
   int tile_rows;             // of the segment, that share a block's keys
@@ -44,7 +44,12 @@ __device__ __forceinline__ std::uint8_t* page_at(const Arguments& args, const Se
   return reinterpret_cast<std::uint8_t*>(args.pool) + segment.pages[page_index] * args.page_stride + head * page_bytes;
 }
 
-// Sines and cosines of a position for the eight dims of a lane; only lanes 0..7 rotate.
+// A head of a row by half a warp: lane j of sixteen has two lines of eight dims, those from dims_of(j, 0) and from
+// dims_of(j, 1) on, so that dims that turn into each other are one lane's, and a warp makes two heads at a time.
+constexpr int head_lanes = 16, lane_dims = dim / head_lanes;
+__device__ __forceinline__ int dims_of(int j, int line) { return j < 4 ? j * 8 + line * 32 : j * 16 + line * 8; }
+
+// Sines and cosines of a position for the pairs of dims of a lane; only lanes 0..3 rotate.
 struct Rotation {
   float sine[8], cosine[8];
 };
@@ -55,11 +60,11 @@ __device__ __forceinline__ float2 sine_and_cosine(const Arguments& args, int pos
   sincospif(2.0f * static_cast<float>(turns - rint(turns)), &both.x, &both.y);
   return both;
 }
-__device__ __forceinline__ void find_rotation(const Arguments& args, int position, int lane, Rotation& rotation) {
-  if (lane >= 8) return;
+__device__ __forceinline__ void find_rotation(const Arguments& args, int position, int j, Rotation& rotation) {
+  if (j >= 4) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float2 both = sine_and_cosine(args, position, lane % 4 * 8 + i);
+    const float2 both = sine_and_cosine(args, position, j * 8 + i);
     rotation.sine[i] = both.x, rotation.cosine[i] = both.y;
   }
 }
@@ -67,47 +72,55 @@ __device__ __forceinline__ void find_rotation(const Arguments& args, int positio
 __device__ __forceinline__ void read_line(const float* from, float (&line)[8]) {  // aligned: heads are whole
   cuda::take_eight(reinterpret_cast<const float4*>(from)[0], reinterpret_cast<const float4*>(from)[1], line);
 }
-
-__device__ __forceinline__ void read_gain(const float* from, int lane, float (&gain)[8]) {
+// A lane's dims of a head.
+__device__ __forceinline__ void read_dims(const float* head, int j, float (&x)[lane_dims]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) gain[i] = from[lane * 8 + i];
-}
-
-// One warp, one head of one row: eight consecutive dims per lane, `gain` of these. RMSNorm, then rotation of the first 64
-// dims.
-__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float (&gain)[8], const Rotation& rotation,
-                                                int lane, float (&x)[8]) {
-  float squares = 0;
+  for (int line = 0; line < 2; ++line) {
+    float eight[8];
+    read_line(head + dims_of(j, line), eight);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, distance);
-  float scale;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(fmaf(squares, 1.0f / dim, args.rms_eps)));
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = x[i] * scale * gain[i];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float other = __shfl_xor_sync(0xffffffffu, x[i], 4);  // dims 0..31 lie in lanes 0..3, their partners in 4..7
-    if (lane < 8) {
-      const float s = rotation.sine[i], c = rotation.cosine[i];
-      const float turned = __fmul_rn(other, s);  // spelled out: the same bits in every kernel
-      x[i] = fmaf(x[i], c, lane < 4 ? -turned : turned);
-    }
+    for (int i = 0; i < 8; ++i) x[line * 8 + i] = eight[i];
   }
 }
 
-// Codes + 128 of eight values and their scale max|x| / 127 over the warp's 256.
-__device__ __forceinline__ float quantise(const float (&x)[8], std::uint8_t (&codes)[8]) {
+template <class Join>
+__device__ __forceinline__ float over_head(float x, Join&& join) {
+#pragma unroll
+  for (int distance = head_lanes / 2; distance > 0; distance >>= 1)
+    x = join(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+
+// RMSNorm of a head, then rotation of its first 64 dims; by a whole warp, for two heads.
+__device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float (&gain)[lane_dims],
+                                                const Rotation& rotation, int j, float (&x)[lane_dims]) {
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) squares = fmaf(x[i], x[i], squares);
+  squares = over_head(squares, [](float a, float b) { return a + b; });
+  float scale;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(fmaf(squares, 1.0f / dim, args.rms_eps)));
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) x[i] = x[i] * scale * gain[i];
+  if (j >= 4) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float low = x[i], high = x[8 + i], s = rotation.sine[i], c = rotation.cosine[i];
+    // Products spelled out: the same bits in every kernel.
+    x[i] = fmaf(low, c, -__fmul_rn(high, s)), x[8 + i] = fmaf(high, c, __fmul_rn(low, s));
+  }
+}
+
+// Codes + 128 of a lane's dims and their scale max|x| / 127 over the head; by a whole warp, for two heads.
+__device__ __forceinline__ float quantise(const float (&x)[lane_dims], std::uint8_t (&codes)[lane_dims]) {
   float top = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
+  for (int i = 0; i < lane_dims; ++i) top = fmaxf(top, fabsf(x[i]));
+  top = over_head(top, [](float a, float b) { return fmaxf(a, b); });
   const float scale = fmaxf(top / 127.0f, 1e-20f);  // never zero: its logarithm is taken
   const float inverse = 1.0f / scale;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < lane_dims; ++i) {
     // x / scale as IEEE rounds it: a quotient from a rounded reciprocal, corrected once by its exact remainder.
     const float quotient = __fmul_rn(x[i], inverse);
     const float ratio = fmaf(fmaf(-quotient, scale, x[i]), inverse, quotient);
@@ -116,14 +129,14 @@ __device__ __forceinline__ float quantise(const float (&x)[8], std::uint8_t (&co
   return scale;
 }
 
-// A query head: the factor 1 / sqrt(256), and weights are powers of two.
-__device__ __forceinline__ uint4 pack_query(const float (&x)[8]) {
+// A line of a query: the factor 1 / sqrt(256), and weights are powers of two.
+__device__ __forceinline__ uint4 pack_query(const float* x) {
   constexpr float factor = 0.0625f * 1.4426950408889634f;
   return make_uint4(cuda::pack_fp16(x[0] * factor, x[1] * factor), cuda::pack_fp16(x[2] * factor, x[3] * factor),
                     cuda::pack_fp16(x[4] * factor, x[5] * factor), cuda::pack_fp16(x[6] * factor, x[7] * factor));
 }
 
-__device__ __forceinline__ uint2 pack_codes(const std::uint8_t (&codes)[8]) {
+__device__ __forceinline__ uint2 pack_codes(const std::uint8_t* codes) {
   std::uint32_t words[2];
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
@@ -132,32 +145,26 @@ __device__ __forceinline__ uint2 pack_codes(const std::uint8_t (&codes)[8]) {
   }
   return make_uint2(words[0], words[1]);
 }
-// Where in the 256 bytes of a position's key a lane's eight codes lie.
-__device__ __forceinline__ int key_place(int in_page, int lane) {
-  return (lane / 2 ^ (in_page & 1) << 2) * 16 + lane % 2 * 8;
+// Where in the 256 bytes of a position's key the eight codes from `first` on lie.
+__device__ __forceinline__ int key_place(int in_page, int first) {
+  return (first / 16 ^ (in_page & 1) << 2) * 16 + first % 16;
 }
 
-// A warp puts the codes of one head's key or value of a position, and their scale, into a page.
-__device__ __forceinline__ void store_codes(std::uint8_t* keys, std::uint8_t* values, float* key_scales,
-                                            float* value_scales, int in_page, bool is_value, int lane,
-                                            const std::uint8_t (&codes)[8], float scale) {
-  if (is_value) {
+// Half a warp puts the codes of one head's key or value of a position, and their scale, into its page.
+__device__ __forceinline__ void store_codes(std::uint8_t* to, int in_page, bool is_value, int j,
+                                            const std::uint8_t (&codes)[lane_dims], float scale) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[(lane * 8 + i) * page + in_page] = codes[i];
-  } else {
-    *reinterpret_cast<uint2*>(keys + in_page * dim + key_place(in_page, lane)) = pack_codes(codes);
+  for (int line = 0; line < 2; ++line) {
+    const int first = dims_of(j, line);
+    if (is_value) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[values_offset + (first + i) * page + in_page] = codes[line * 8 + i];
+    } else {
+      *reinterpret_cast<uint2*>(to + in_page * dim + key_place(in_page, first)) = pack_codes(codes + line * 8);
+    }
   }
-  if (lane == 0) (is_value ? value_scales : key_scales)[in_page] = scale;
-}
-
-// A warp stores one head's key (normed and rotated) or value of a position into its page.
-__device__ __forceinline__ void store_in_page(const Arguments& args, const SegmentEntry& segment, int position,
-                                              int kv_head, bool is_value, int lane, const float (&x)[8]) {
-  std::uint8_t codes[8];
-  const float scale = quantise(x, codes);
-  std::uint8_t* to = page_at(args, segment, position / page, kv_head);
-  store_codes(to, to + values_offset, reinterpret_cast<float*>(to + key_scales_offset),
-              reinterpret_cast<float*>(to + value_scales_offset), position % page, is_value, lane, codes, scale);
+  if (j == 0)
+    *reinterpret_cast<float*>(to + (is_value ? value_scales_offset : key_scales_offset) + in_page * 4) = scale;
 }
 
 // Four codes + 128 as two pairs of exact fp16 codes.

@@ -7,20 +7,45 @@
 namespace splash::ops::paged {
 
 constexpr int merge_threads = dim / 2;  // two dims each
-constexpr int merged_at_once = 20;
+
+// Partial sums as fp16: w <= 1 and codes within 127, so those of 2,048 positions, which no chunk exceeds, fit as eighths.
+constexpr float half_sum_unit = 8;
+__device__ __forceinline__ std::uint32_t to_half_sums(float2 sums) {
+  return cuda::pack_fp16(sums.x * (1 / half_sum_unit), sums.y * (1 / half_sum_unit));
+}
+__device__ __forceinline__ float2 of_half_sums(std::uint32_t word) {
+  const float2 eighths = __half22float2(*reinterpret_cast<const __half2*>(&word));
+  return make_float2(eighths.x * half_sum_unit, eighths.y * half_sum_unit);
+}
 
 __device__ __forceinline__ float2 load_pair(std::uint64_t from) {
   float2 pair;
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "l"(from));
   return pair;
 }
+// Two dims of a chunk's sums, as they lie in memory.
+template <bool halves>
+struct ChunkSums {
+  float2 sums = make_float2(-0.0f, -0.0f);  // what is not there adds -0, which changes nothing
+  __device__ __forceinline__ void load(std::uint64_t from) { sums = load_pair(from); }
+  __device__ __forceinline__ float2 get() const { return sums; }
+};
+template <>
+struct ChunkSums<true> {
+  std::uint32_t word = 0x80008000u;
+  __device__ __forceinline__ void load(std::uint64_t from) {
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(word) : "l"(from));
+  }
+  __device__ __forceinline__ float2 get() const { return of_half_sums(word); }
+};
 
 // Grid: query rows of a tile x (tiles * kv heads) x segments. Partial sums wait in registers: blocks of the linear that
 // comes next, which want most of a multiprocessor's shared memory, can be there before these are done. What a chunk keeps
 // of those before it and what it adds follows from the maxima up to it, so a thread each finds them side by side,
 // a round of as many as there are threads after the other.
-template <class Kind>
+template <class Kind, bool halves>
 __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_constant__ Arguments args) {
+  constexpr int merged_at_once = halves ? 40 : 20, pair_bytes = halves ? 4 : 8;
   constexpr int rounds = (Kind::most_chunks + merge_threads - 1) / merge_threads;
   static_assert(merge_threads % 4 == 0 && merged_at_once % 4 == 0);
   __shared__ float4 shares[rounds * merge_threads];  // kept, added, sum
@@ -42,10 +67,10 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
   // A warp's 64 dims leave it as sixteen half lines.
   const int column = head * dim + warp * 64 + lane % 16 * 4;
   // As numbers, or the compiler works them out from scratch for each chunk behind the wait.
-  std::uint64_t from = reinterpret_cast<std::uint64_t>(args.partials + base * dim + thread * 2);
+  std::uint64_t from = reinterpret_cast<std::uint64_t>(args.partials) + (base * (dim / 2) + thread) * pair_bytes;
   std::uint64_t stats_from = reinterpret_cast<std::uint64_t>(args.stats + (base + std::int64_t{thread} * args.part_rows) * 2);
   asm volatile("" : "+l"(from), "+l"(stats_from));
-  const unsigned step = args.part_rows * dim * 4, stats_step = args.part_rows * merge_threads * 8;
+  const unsigned step = args.part_rows * (dim / 2) * pair_bytes, stats_step = args.part_rows * merge_threads * 8;
   cuda::wait_for_predecessors();
   float2 stats[rounds];
 #pragma unroll
@@ -53,13 +78,12 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
     stats[r] = make_float2(-INFINITY, 0);
     if (thread + r * merge_threads < chunks) stats[r] = load_pair(stats_from + std::uint64_t{stats_step} * r);
   }
-  float2 values[merged_at_once];
-  // What is not there adds -0, which changes nothing.
+  ChunkSums<halves> values[merged_at_once];
   auto read = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < merged_at_once; ++i) {
-      values[i] = make_float2(-0.0f, -0.0f);
-      if (begin + i < chunks) values[i] = load_pair(from + std::uint64_t{step} * i);
+      values[i] = {};
+      if (begin + i < chunks) values[i].load(from + std::uint64_t{step} * i);
     }
     from += std::uint64_t{step} * merged_at_once;
   };
@@ -106,9 +130,10 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
 #pragma unroll
       for (int j = i; j < i + together; ++j) {
         const float4 share = shares[begin + j];
+        const float2 value = values[j].get();
         sum = fmaf(sum, share.x, __fmul_rn(share.z, share.y));
-        out.x = fmaf(out.x, share.x, __fmul_rn(values[j].x, share.y));
-        out.y = fmaf(out.y, share.x, __fmul_rn(values[j].y, share.y));
+        out.x = fmaf(out.x, share.x, __fmul_rn(value.x, share.y));
+        out.y = fmaf(out.y, share.x, __fmul_rn(value.y, share.y));
       }
     }
     begin += merged_at_once;
@@ -126,10 +151,10 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_kernel(const __grid_co
   cuda::store_half_line(args.panel, row, column, line);
 }
 
-template <class Kind>
+template <class Kind, bool halves>
 void launch_merge(cuda::Stream& stream, const Arguments& args, int pairs, int segments) {
   cuda::launch(stream, "attention merge", {dim3(args.part_rows, pairs, segments), dim3(merge_threads)},
-               merge_kernel<Kind>, args);
+               merge_kernel<Kind, halves>, args);
 }
 
 }  // namespace splash::ops::paged

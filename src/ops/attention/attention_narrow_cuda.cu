@@ -176,12 +176,12 @@ __device__ __forceinline__ void request_values(NarrowShared<columns>& shared, co
                     cuda::stream_policy());
 }
 
-// Eight dims of a query: lane l has dims 8 l .. 8 l + 7. Step j of k of dims 64 G .. 64 G + 63 is, for thread t of a
+// Eight dims of a query, from 8 line on. Step j of k of dims 64 G .. 64 G + 63 is, for thread t of a
 // quad, dims 16 t + 4 j .. + 3, the first two in the lower core matrix, the others in the upper one.
 template <int columns>
-__device__ __forceinline__ void store_query(NarrowShared<columns>& shared, int m, int lane, const uint4& chunk) {
-  const std::uint32_t to = cuda::shared_address(shared.queries[m / 8]) + core_in_run(lane / 8 * 2 + lane % 2) +
-                           m % 8 * 16 + lane % 8 / 2 * 4;
+__device__ __forceinline__ void store_query(NarrowShared<columns>& shared, int m, int line, const uint4& chunk) {
+  const std::uint32_t to = cuda::shared_address(shared.queries[m / 8]) + core_in_run(line / 8 * 2 + line % 2) +
+                           m % 8 * 16 + line % 8 / 2 * 4;
   store_word(to, chunk.x), store_word(to + core_run, chunk.y);
   store_word(to + 2 * core_run, chunk.z), store_word(to + 3 * core_run, chunk.w);
 }
@@ -190,12 +190,13 @@ __device__ __forceinline__ std::uint64_t query_step(std::uint64_t queries, int G
   return queries + (j % 2 * 2 * core_run + core_in_run(G * 2 + j / 2)) / 16;
 }
 
-// The rotation of a row for the eight dims of a lane; only lanes 0..7 rotate.
+// The rotation of a row for a lane's dims; only lanes 0..3 rotate.
 template <int columns>
-__device__ __forceinline__ void rotation_at(const NarrowShared<columns>& shared, int row, int lane, Rotation& rotation) {
+__device__ __forceinline__ void rotation_at(const NarrowShared<columns>& shared, int row, int j, Rotation& rotation) {
+  if (j >= 4) return;
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    const float4 two = *reinterpret_cast<const float4*>(&shared.rotations[row][lane % 4 * 8 + i]);
+    const float4 two = *reinterpret_cast<const float4*>(&shared.rotations[row][j * 8 + i]);
     rotation.sine[i] = two.x, rotation.cosine[i] = two.y, rotation.sine[i + 1] = two.z, rotation.cosine[i + 1] = two.w;
   }
 }
@@ -205,60 +206,66 @@ __device__ __forceinline__ void rotation_at(const NarrowShared<columns>& shared,
 template <int columns>
 __device__ __forceinline__ void make_queries(const Arguments& args, const SegmentEntry& segment, const Tile& tile,
                                              int count, NarrowShared<columns>& shared, int warp, int lane,
-                                             const float (&q_gain)[8]) {
+                                             const float (&q_gain)[lane_dims]) {
   constexpr int together = 2;
   const int each = (count + narrow_warps - 1) / narrow_warps, end = min((warp + 1) * each, count);
-  auto read = [&](int first, float (&x)[together][8]) {
-#pragma unroll
-    for (int i = 0; i < together; ++i) {
-      const int m = tile.column + first + i, row = m * args.group_inverse >> 16, head = m - row * args.group;
-      if (first + i < end)
-        read_line(cuda::row_of(args.rows.q_gate, segment.first_row + row) +
-                      (tile.kv_head * args.group + head) * 2 * dim + lane * 8, x[i]);
-    }
+  const int j = lane % head_lanes, which = lane / head_lanes;
+  auto read = [&](int first, float (&x)[lane_dims]) {
+    const int m = tile.column + first + which, row = m * args.group_inverse >> 16, head = m - row * args.group;
+    if (first + which < end)
+      read_dims(cuda::row_of(args.rows.q_gate, segment.first_row + row) + (tile.kv_head * args.group + head) * 2 * dim,
+                j, x);
   };
-  float x[together][8], ahead[together][8];
+  float x[lane_dims], ahead[lane_dims];
   read(warp * each, x);
 #pragma unroll 1
   for (int first = warp * each; first < end;) {
     const int next = first + together;
     if (columns > 16 && next < end) read(next, ahead);
+    Rotation rotation;
+    rotation_at(shared, (tile.column + first + which) * args.group_inverse >> 16, j, rotation);
+    norm_and_rotate(args, q_gain, rotation, j, x);
+    if (first + which < end) {
 #pragma unroll
-    for (int i = 0; i < together; ++i) {
-      if (first + i < end) {
-        Rotation rotation;
-        rotation_at(shared, (tile.column + first + i) * args.group_inverse >> 16, lane, rotation);
-        norm_and_rotate(args, q_gain, rotation, lane, x[i]);
-        store_query(shared, first + i, lane, pack_query(x[i]));
-      }
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x[i][e] = ahead[i][e];
+      for (int line = 0; line < 2; ++line)
+        store_query(shared, first + which, dims_of(j, line) / 8, pack_query(x + line * 8));
     }
+#pragma unroll
+    for (int e = 0; e < lane_dims; ++e) x[e] = ahead[e];
     first = next;
   }
 }
 
-// Codes of the key and the value of a warp's row, for this block's copy of their unit; the key's into its page.
+// Codes of the key and the value of a warp's row, half a warp each, for this block's copy of their unit; the key's into
+// its page.
 template <int columns>
 __device__ __forceinline__ void make_row(const Arguments& args, const Tile& tile, NarrowShared<columns>& shared, int row,
-                                         int lane, const float (&gain)[8], float (&key)[8], float (&value)[8]) {
-  const int position = tile.position + row;
+                                         int lane, const float (&gain)[lane_dims], float (&x)[lane_dims]) {
+  const int position = tile.position + row, j = lane % head_lanes;
+  const bool is_value = lane >= head_lanes;
   Rotation rotation;
-  rotation_at(shared, row, lane, rotation);
-  norm_and_rotate(args, gain, rotation, lane, key);
-  std::uint8_t codes[8];
-  const float key_scale = quantise(key, codes);
-  const int in_page = position % page, at = key_place(in_page, lane);
-  const uint2 packed = pack_codes(codes);
-  const float value_scale = quantise(value, codes);
-  *reinterpret_cast<uint2*>(&shared.new_keys[row][at]) = packed;
-  *reinterpret_cast<uint2*>(&shared.new_values[row][lane * 8]) = pack_codes(codes);
-  if (lane == 0) *reinterpret_cast<float2*>(shared.new_scales[row]) = make_float2(key_scale, value_scale);
-  if (tile.column > 0) return;
+  rotation_at(shared, row, j, rotation);
+  float turned[lane_dims];
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) turned[i] = x[i];
+  norm_and_rotate(args, gain, rotation, j, turned);
+#pragma unroll
+  for (int i = 0; i < lane_dims; ++i) x[i] = is_value ? x[i] : turned[i];
+  std::uint8_t codes[lane_dims];
+  const float scale = quantise(x, codes);
+  const int in_page = position % page;
   std::uint8_t* to = page_of(args, shared.new_pages[position / page - tile.position / page], tile.kv_head);
-  *reinterpret_cast<uint2*>(to + in_page * dim + at) = packed;
-  if (lane < 2)
-    *reinterpret_cast<float*>(to + key_scales_offset + (lane * page + in_page) * 4) = lane ? value_scale : key_scale;
+#pragma unroll
+  for (int line = 0; line < 2; ++line) {
+    const int first = dims_of(j, line), at = key_place(in_page, first);
+    const uint2 packed = pack_codes(codes + line * 8);
+    *reinterpret_cast<uint2*>(is_value ? &shared.new_values[row][first] : &shared.new_keys[row][at]) = packed;
+    if (!is_value && tile.column == 0) *reinterpret_cast<uint2*>(to + in_page * dim + at) = packed;
+  }
+  if (j > 0) return;
+  shared.new_scales[row][is_value] = scale;
+  if (tile.column == 0)
+    *reinterpret_cast<float*>(to + (is_value ? value_scales_offset : key_scales_offset) + in_page * 4) = scale;
 }
 
 // Rows of this pass into the keys of the unit that is here, whose first position is `ahead` behind the tile's first; with
@@ -401,17 +408,18 @@ __device__ __forceinline__ void narrow_block(const Arguments& args, unsigned cha
     request_keys(shared, from, first_pages, lane), request_values(shared, from, first_pages, lane);
   }
   if constexpr (own) {
-    float q_gain[8], k_gain[8];
-    read_gain(args.q_norm, lane, q_gain), read_gain(args.k_norm, lane, k_gain);
-    const std::int64_t row = segment.first_row + warp;
-    float key[8], value[8];
+    const int j = lane % head_lanes;
+    float q_gain[lane_dims], k_gain[lane_dims];
+    read_dims(args.q_norm, j, q_gain), read_dims(args.k_norm, j, k_gain);
+    float new_row[lane_dims];  // a key by half of the warp, a value by the other half
     cuda::wait_for_predecessors();
     if (new_here) {
-      read_line(cuda::row_of(args.rows.k, row) + tile.kv_head * dim + lane * 8, key);
-      read_line(cuda::row_of(args.rows.v, row) + tile.kv_head * dim + lane * 8, value);
+      read_dims(cuda::row_of(lane < head_lanes ? args.rows.k : args.rows.v, segment.first_row + warp) +
+                    tile.kv_head * dim,
+                j, new_row);
     }
     make_queries(args, segment, tile, min(columns, tile.rows * args.group - tile.column), shared, warp, lane, q_gain);
-    if (new_here) make_row(args, tile, shared, warp, lane, k_gain, key, value);
+    if (new_here) make_row(args, tile, shared, warp, lane, k_gain, new_row);
   } else {
     load_queries(args, segment, tile, shared, warp, lane);
   }
@@ -606,7 +614,10 @@ __device__ __forceinline__ void narrow_block(const Arguments& args, unsigned cha
       }
       *reinterpret_cast<float2*>(args.stats + (part + thread) * 2) = make_float2(top, total);
     }
-    float* to = args.partials + (part + mine_first) * dim + first_dim;
+    // Pairs of dims: a chunk's as fp16, what a block merges itself as floats.
+    const std::int64_t to = (part + mine_first) * (dim / 2) + first_dim / 2;
+    auto* const words = reinterpret_cast<std::uint32_t*>(args.partials) + to;
+    auto* const pairs = reinterpret_cast<float2*>(args.partials) + to;
     auto each = [&](auto&& act) {
 #pragma unroll
       for (int c = 0; c < mine; ++c) {
@@ -614,19 +625,21 @@ __device__ __forceinline__ void narrow_block(const Arguments& args, unsigned cha
         if (mine_first + m >= count) continue;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          act(m, *reinterpret_cast<float2*>(to + m * dim + i * 64),
-              make_float2(out[i][c / 2 * 4 + c % 2], out[i][c / 2 * 4 + 2 + c % 2]));
+          act(m, m * (dim / 2) + i * 32,
+              to_half_sums(make_float2(out[i][c / 2 * 4 + c % 2], out[i][c / 2 * 4 + 2 + c % 2])));
       }
     };
-    if (merged > 0 && args.slots == 1) {
+    if (args.slots > 1) {
+      each([&](int, int at, std::uint32_t value) { words[at] = value; });
+    } else if (merged > 0) {
       __syncthreads();
-      each([&](int m, float2& sums, float2 value) {
-        const float2 factors = shared.factors[mine_first + m], before = sums;
-        sums = make_float2(fmaf(before.x, factors.x, __fmul_rn(value.x, factors.y)),
-                           fmaf(before.y, factors.x, __fmul_rn(value.y, factors.y)));
+      each([&](int m, int at, std::uint32_t word) {
+        const float2 factors = shared.factors[mine_first + m], before = pairs[at], value = of_half_sums(word);
+        pairs[at] = make_float2(fmaf(before.x, factors.x, __fmul_rn(value.x, factors.y)),
+                                fmaf(before.y, factors.x, __fmul_rn(value.y, factors.y)));
       });
     } else {
-      each([&](int, float2& sums, float2 value) { sums = value; });
+      each([&](int, int at, std::uint32_t value) { pairs[at] = of_half_sums(value); });
     }
     if (!more) break;
 #pragma unroll
@@ -695,15 +708,18 @@ void run_narrow(cuda::Stream& stream, Arguments args, int segments, int most_row
   const int pairs = args.tiles * args.kv_heads, units = pairs * segments;
   // Few tiles: each is cut at its chunks, if the sums of that many fit; else a block merges them as it goes.
   const int resident = args.part_rows > 48 ? 1 : 2;
+  const auto sums_bytes = [&](int slots) {
+    return std::int64_t{units} * slots * args.part_rows * dim * (slots > 1 ? 2 : 4);
+  };
   const auto fits = [&](int slots) {
-    return std::int64_t{units} * slots * args.part_rows * (dim + 2) * 4 <=
+    return sums_bytes(slots) + std::int64_t{units} * slots * args.part_rows * 2 * 4 <=
            static_cast<std::int64_t>(stream.partials_bytes());
   };
   int splits = std::clamp(resident * stream.facts().multiprocessors / units, 1, Narrow::most_chunks);
   if (!fits(Narrow::most_chunks)) splits = 1;
   args.slots = splits == 1 ? 1 : Narrow::most_chunks;
   SPLASH_CHECK(fits(args.slots), "attention: {} tiles have no room for their sums", units);
-  args.stats = args.partials + std::int64_t{units} * args.slots * args.part_rows * dim;
+  args.stats = args.partials + sums_bytes(args.slots) / 4;
   if (args.part_rows <= 16) {
     run<16>(stream, args, splits, pairs, segments);
   } else if (args.part_rows <= 48) {
@@ -711,7 +727,8 @@ void run_narrow(cuda::Stream& stream, Arguments args, int segments, int most_row
   } else {
     run<64>(stream, args, splits, pairs, segments);
   }
-  launch_merge<Narrow>(stream, args, pairs, segments);
+  args.slots > 1 ? launch_merge<Narrow, true>(stream, args, pairs, segments)
+                 : launch_merge<Narrow, false>(stream, args, pairs, segments);
 }
 
 }  // namespace splash::ops::paged

@@ -504,7 +504,7 @@ void run_tiles(cuda::Stream& stream, Arguments args, int segments, int most_rows
   cuda::allow_shared(stream, tiles_kernel, sizeof(TileShared));
   cuda::launch(stream, "attention tiles", {dim3(splits, pairs, segments), dim3(tile_threads), sizeof(TileShared)},
                tiles_kernel, args);
-  if (splits > 1) launch_merge<Wide>(stream, args, pairs, segments);
+  if (splits > 1) launch_merge<Wide, false>(stream, args, pairs, segments);
 }
 
 }  // namespace splash::ops::paged

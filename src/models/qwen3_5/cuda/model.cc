@@ -21,7 +21,7 @@ std::int64_t scratch_bytes(const pack::Package& package, const model::Footprint&
 }
 
 // Graphs, the context, partial sums.
-constexpr std::int64_t fixed_bytes = std::int64_t{960} << 20;
+constexpr std::int64_t fixed_bytes = std::int64_t{768} << 20;
 
 }  // namespace
 
