@@ -167,6 +167,18 @@ void every_linear(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int
       times);
 }
 
+void attention(Bench& bench, SyntheticModel& model, int lanes, int position) {
+  if (position + 8 > model.context(lanes)) return;
+  const int layers = model.geometry().layers / 4;
+  model.place(lanes, position);
+  model.begin(lanes, 8, true);
+  const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
+  const Times times = bench.time([&] {
+    for (int i = 0; i < layers; ++i) model.attention_layer(i, lanes, 8);
+  });
+  bench.add({fmt::format("attention at {}K", (position + 8) / 1024), lanes * 8, pages}, times, layers);
+}
+
 void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, int lanes) {
   const Geometry& g = model.geometry();
   const int rows = lanes * 8;
@@ -185,14 +197,7 @@ void small_kernels(Bench& bench, cuda::Stream& stream, SyntheticModel& model, in
   model.begin(lanes, 8, true);
   repeat("gdn verify, 5 kept", 2 * state, g.layers / 4 * 3,
          [&](int i) { model.gdn_layer(i / 3 * 4 + i % 3, lanes, 8); });
-  for (const int position : {1024, 32760}) {
-    if (position + 8 > model.context(lanes)) continue;
-    model.place(lanes, position);
-    model.begin(lanes, 8, true);
-    const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
-    repeat(position == 1024 ? "attention at 1K" : "attention at 32K", pages, g.layers / 4,
-           [&](int i) { model.attention_layer(i, lanes, 8); });
-  }
+  for (const int position : {1024, 32760}) attention(bench, model, lanes, position);
   model.place(lanes, 4096);
   model.begin(lanes, 8, true);
   repeat("draft attention, full window", 2.0 * lanes * g.window * g.draft_kv_heads * g.draft_dim * 4, g.draft_layers,
@@ -296,20 +301,11 @@ void parts(Bench& bench, SyntheticModel& model, int lanes) {
 
 // Attention and the step where the pages weigh as much as the weights.
 void long_contexts(Bench& bench, SyntheticModel& model) {
-  const Geometry& g = model.geometry();
   constexpr std::pair<int, int> cases[] = {{1, 4},  {1, 8},   {1, 16},  {1, 24},  {1, 48}, {1, 64},
                                            {1, 96}, {1, 128}, {1, 192}, {1, 256}, {4, 8},  {4, 64}};
   for (const auto& [lanes, thousands] : cases) {
-    const int position = thousands * 1024 - 8;
-    if (position + 8 > model.context(lanes)) continue;
-    model.place(lanes, position);
-    model.begin(lanes, 8, true);
-    const double pages = static_cast<double>(model.page_layer_bytes()) * (position / 32) * lanes;
-    const Times times = bench.time([&] {
-      for (int i = 0; i < g.layers / 4; ++i) model.attention_layer(i, lanes, 8);
-    });
-    bench.add({fmt::format("attention at {}K", thousands), lanes * 8, pages}, times, g.layers / 4);
-    steps(bench, model, lanes, 8, position);
+    attention(bench, model, lanes, thousands * 1024 - 8);
+    steps(bench, model, lanes, 8, thousands * 1024 - 8);
   }
 }
 

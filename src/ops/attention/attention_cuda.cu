@@ -29,22 +29,16 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
   cuda::wait_for_predecessors();
   const int kv_head = (head - args.query_heads) % args.kv_heads;
   const MatrixView<const float>& from = is_query ? args.rows.q_gate : is_value ? args.rows.v : args.rows.k;
-  float x[lane_dims], turned[lane_dims];
+  float x[lane_dims];
   read_dims(cuda::row_of(from, row) + (is_query ? head * 2 : kv_head) * dim, j, x);
-#pragma unroll
-  for (int i = 0; i < lane_dims; ++i) turned[i] = x[i];
-  norm_and_rotate(args, gain, rotation, j, turned);
+  norm_and_rotate(args, gain, rotation, j, x, is_value);
   if (is_query && here) {
     __half* to = args.queries + (static_cast<std::int64_t>(row) * args.query_heads + head) * dim;
 #pragma unroll
     for (int line = 0; line < 2; ++line)
-      *reinterpret_cast<uint4*>(to + dims_of(j, line)) = pack_query(turned + line * 8);
+      *reinterpret_cast<uint4*>(to + dims_of(j, line)) = pack_query(x + line * 8);
   }
   if (first_head + 1 < args.query_heads) return;  // both
-  if (!is_value) {
-#pragma unroll
-    for (int i = 0; i < lane_dims; ++i) x[i] = turned[i];
-  }
   std::uint8_t codes[lane_dims];
   const float scale = quantise(x, codes);
   if (is_query || !here) return;

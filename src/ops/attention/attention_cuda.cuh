@@ -91,15 +91,17 @@ __device__ __forceinline__ float over_head(float x, Join&& join) {
   return x;
 }
 
-// RMSNorm of a head, then rotation of its first 64 dims; by a whole warp, for two heads.
+// RMSNorm of a head, then rotation of its first 64 dims; by a whole warp, for two heads, of which a value stays as it is.
 __device__ __forceinline__ void norm_and_rotate(const Arguments& args, const float (&gain)[lane_dims],
-                                                const Rotation& rotation, int j, float (&x)[lane_dims]) {
+                                                const Rotation& rotation, int j, float (&x)[lane_dims],
+                                                bool is_value = false) {
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < lane_dims; ++i) squares = fmaf(x[i], x[i], squares);
   squares = over_head(squares, [](float a, float b) { return a + b; });
   float scale;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(fmaf(squares, 1.0f / dim, args.rms_eps)));
+  if (is_value) return;
 #pragma unroll
   for (int i = 0; i < lane_dims; ++i) x[i] = x[i] * scale * gain[i];
   if (j >= 4) return;

@@ -245,12 +245,7 @@ __device__ __forceinline__ void make_row(const Arguments& args, const Tile& tile
   const bool is_value = lane >= head_lanes;
   Rotation rotation;
   rotation_at(shared, row, j, rotation);
-  float turned[lane_dims];
-#pragma unroll
-  for (int i = 0; i < lane_dims; ++i) turned[i] = x[i];
-  norm_and_rotate(args, gain, rotation, j, turned);
-#pragma unroll
-  for (int i = 0; i < lane_dims; ++i) x[i] = is_value ? x[i] : turned[i];
+  norm_and_rotate(args, gain, rotation, j, x, is_value);
   std::uint8_t codes[lane_dims];
   const float scale = quantise(x, codes);
   const int in_page = position % page;

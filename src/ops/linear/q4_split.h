@@ -4,7 +4,7 @@
 namespace splash::ops {
 
 // A launch is row_blocks * tiles_k tiles. The first `common` row blocks are added up by several blocks each: number b
-// of `sharing` takes of their tiles, in a row, those from number tiles * b / sharing on, up to where the next begins. Then
+// of `sharing` takes of their tiles, in a row, those from b / sharing of them on, up to where the next begins. Then
 // each of `blocks` has `whole` row blocks for itself. Divisions by what is the same for the whole launch are
 // multiplications: in a kernel a division is some twenty instructions that wait for each other, in code that a block
 // runs once (decision 0022).
