@@ -109,6 +109,33 @@ TEST(LinearCuda, SharedInput) {
   }
 }
 
+// Fourteen parts of K, of 1 to 17 tiles each: every number of turns that a block's two sides take, of whole groups of
+// strips and of one strip. Widths have the same bits.
+TEST(LinearCuda, PartsOfEveryLength) {
+  Numbers numbers(23);
+  Memory memory;
+  constexpr int rows = 272, most = 20;
+  for (int tiles = 1; tiles <= 17; ++tiles) {
+    const int cols = tiles * 14 * 64;
+    const HostWeight weight = random_q4(numbers, rows, cols);
+    const pack::Weight device = memory.weight(weight.view);
+    const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
+    const std::vector<float> want = product(weight.view, x, most, true);
+    std::vector<float> narrow;
+    for (const int tokens : {3, 12, most}) {
+      stream().reset();
+      const MatrixView<float> out = memory.matrix(tokens, rows);
+      const std::vector<float> some(x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols);
+      linear(stream(), memory.matrix(some, tokens, cols), device, out);
+      std::vector<float> got = download(out);
+      expect_close("parts", got, {want.begin(), want.begin() + tokens * rows}, 1e-5);
+      got.resize(3 * rows);
+      if (narrow.empty()) narrow = got;
+      if (!stream().portable()) expect_same("parts at other widths", got, narrow);
+    }
+  }
+}
+
 // A row's bits do not depend on the rows beside it, up to 32.
 TEST(LinearCuda, RowsAreIndependent) {
   Numbers numbers(13);

@@ -1,12 +1,12 @@
 // 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
 //
-// One block on every multiprocessor. A weight warp and a panel warp fill a ring of stages (16 strips x 2 tiles of 64
-// inputs) by bulk copies, a warp looks for who shares what and adds up the input norm, the others multiply: weights are
-// operand A of the matrix unit, tokens operand B. A word holds eight codes of one output row; codes become bf16 128 + q
-// with one logic operation, and
+// One block on every multiprocessor. Two warps for weights and one for the panel fill a ring of stages (16 strips x 2
+// or 4 tiles of 64 inputs) by bulk copies, one looks for who shares what and adds up the input norm, sixteen multiply:
+// weights are operand A of the matrix unit, tokens operand B. A word holds eight codes of one output row; codes become
+// bf16 128 + q with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
-// so no weight is ever rounded. 46 instructions of a warp per tile at 8 rows, 86 at 32: while the matrix unit works a
-// scheduler issues nothing else (decision 0018), so both add up.
+// so no weight is ever rounded. 52 instructions of a warp per tile at 8 rows, 86 at 32: while the matrix unit works a
+// scheduler issues little else (decisions 0018, 0025), so both add up.
 //
 // What a launch costs beside its bytes is its end: sums of a row block meet in the block and between blocks, results go
 // out (decision 0022); so a block has one part of a row block at most (q4_split.h, decision 0023). Its code runs once a
@@ -40,28 +40,46 @@ struct alignas(16) Q4Output {
   int accumulate;
 };
 
-// K is cut four ways inside a block ("quarters"): number i has every fourth stage of a row block from the i-th on. A side
-// is four warps that see the same stages: four sides with a quarter each, or two with two.
-template <int NT_, int SIDES_, int STAGES_, int REGISTERS_, int PRODUCER_REGISTERS_>
+// K is cut two ways inside a block: two sides of eight warps, two strips a warp, take tiles by turns. Sixteen warps at
+// every width: one that waits for its products leaves a scheduler to three others (decision 0025).
+template <int NT_, int STAGES_>
 struct Q4FewShape {
   static constexpr int NT = NT_;  // tokens / 8
-  static constexpr int SIDES = SIDES_;
   static constexpr int STAGES = STAGES_;
-  static constexpr int REGISTERS = REGISTERS_;  // of a consumer
-  static constexpr int PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
-  static constexpr int WARPS = 4;   // of a side
-  static constexpr int STRIPS = 4;  // of a warp
-  static constexpr int TILES = 2;   // of each strip in a stage
+  static constexpr int REGISTERS = 112, PRODUCER_REGISTERS = 32;
+  static constexpr int SIDES = 2;
+  static constexpr int WARPS = 8;   // of a side
+  static constexpr int STRIPS = 2;  // of a warp
+  static constexpr int turn = 2;    // tiles of each strip that a side takes before the other does
+  // A stage is a side's: of one turn or, with few tokens, where what a warp does around its products counts, of two. So
+  // its first tile lies `turn` behind that of the stage before, or round - turn where that was the second side's.
+  static constexpr int turns = NT == 1 ? 2 : 1;
+  static constexpr int TILES = turns * turn;   // of each strip in a stage
+  static constexpr int round = SIDES * TILES;  // of a stage of each side
+  static constexpr int apart = SIDES * turn;   // tiles from one turn of a side to its next
   // Stages on their way at a time, while the launch before still runs and after. Fewer do not keep memory busy; more take
   // it from blocks that are still at work (their last bytes are what everybody waits for) and lengthen every other trip
   // to the L2: nine at first instead of three cost a step of 8 rows 6 % (0022).
-  static constexpr int ahead_at_first = 2, ahead = 4;
+  static constexpr int ahead_at_first = 2 / turns, ahead = 4 / turns;
   static constexpr int row_block = q4_row_block;
   static constexpr int halves_at_once = NT == 4 ? 2 : 1;  // of a row block, that a warp finishes
   static_assert(WARPS * STRIPS == row_block);
   static constexpr int consumers = WARPS * SIDES;
-  static constexpr int quarters = 4 / SIDES;  // of a warp
   static constexpr int group_bytes = NT * (cuda::Panel::block_bytes + 8 * 4);  // with sums
+  // Tiles of a strip in a stage, or in one of its turns, that begins `left` tiles before the segment's end.
+  static __device__ __forceinline__ int tiles_of(int left, int which) {
+    return max(min(left - which * apart, turn), 0);
+  }
+  static __device__ __forceinline__ int tiles_of(int left) {
+    int all = tiles_of(left, 0);
+#pragma unroll
+    for (int i = 1; i < turns; ++i) all += tiles_of(left, i);
+    return all;
+  }
+  static __device__ __forceinline__ int stages_of(int tiles) {
+    const int rest = tiles % round;
+    return tiles / round * SIDES + (rest > turn) + (rest > 0);
+  }
   // Weights of a stage: [half][tile][strip of the half].
   static constexpr int tile_bytes = Q4Order::group * Q4Tile::bytes;
   static constexpr int half_bytes = TILES * tile_bytes;
@@ -72,7 +90,7 @@ struct Q4FewShape {
   // from different banks.
   static constexpr int line_floats = 68;
   static constexpr int block_floats = row_block * 2 * line_floats;  // of 8 tokens
-  static constexpr int meets = SIDES == 4 ? SIDES : 1;  // two sides share theirs
+  static constexpr int meets = NT == 4 ? 1 : SIDES;  // with many tokens they share theirs
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
   // Both halves of the segment at hand, of the one before and of two shares.
@@ -170,14 +188,13 @@ struct Q4Barriers {
   __device__ __forceinline__ std::uint32_t plan_ready() const { return scales_ready() + 8; }
 };
 
-// By a warp, of which a thread for each half of the row blocks asks. The first stages' weights are requested while the
-// predecessor still runs, as the first thing a block does: `begun` is called, by the whole warp, when ahead_at_first
-// stages are on their way, or all there are. What a stage has of a half lies in one piece (q4_tile.h).
+// By a warp for each half of the row blocks, of which one thread asks: beside sixteen warps that multiply it gets few
+// turns (0018). The first stages' weights are requested while the predecessor still runs, as the first thing a block
+// does: `begun` is called, by the whole warp, when ahead_at_first stages are on their way, or all there are. What a
+// turn has of a half lies in one piece (q4_tile.h).
 template <class Shape, class Begun>
 __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
-                                               const Q4Barriers<Shape>& barriers, int lane, Begun&& begun) {
-  const bool asks = lane < 2;
-  const int half = lane & 1;
+                                               const Q4Barriers<Shape>& barriers, int half, bool asks, Begun&& begun) {
   int asked = 0;
   const volatile int& pace = *reinterpret_cast<const volatile int*>(ring + Shape::pace_offset);
   Q4Ring<Shape::STAGES> at;
@@ -190,23 +207,30 @@ __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t*
         matrix.tiles + (order_of(work, matrix).group_begin(mine.group) + walk.k * mine.strips) * Q4Tile::bytes;
     const int tile = mine.strips * Q4Tile::bytes;
 #pragma unroll 1
-    for (int done = 0; done < walk.count; done += Shape::TILES) {
-      const int tiles = min(Shape::TILES, walk.count - done);
+    for (int left = walk.count, step = Shape::turn; left > 0;
+         left -= step, from += step * tile, step = Shape::round - step) {
       const int before = at.stage - pace;  // nothing yet: a fresh barrier's phase before the first is over
       cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), at.parity ^ (before < 0));
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
       if (asks) {
-        cuda::barrier_expect(barriers.weights(at.stage), tiles * tile);
-        std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
-        // A group of fewer strips leaves room behind each tile.
-        int pieces = mine.whole ? 1 : tile > 0 ? tiles : 0;
-        const int bytes = mine.whole ? tiles * tile : tile;
+        cuda::barrier_expect(barriers.weights(at.stage), Shape::tiles_of(left) * tile);
+        const std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
+        if (mine.whole) {
+#pragma unroll
+          for (int i = 0; i < Shape::turns; ++i) {
+            if (i > 0 && left <= i * Shape::apart) break;
+            cuda::bulk_copy(to + i * Shape::turn * Shape::tile_bytes, from + i * Shape::apart * Shape::tile_bytes,
+                            min(left - i * Shape::apart, Shape::turn) * Shape::tile_bytes, barriers.weights(at.stage),
+                            policy);
+          }
+        } else if (tile > 0) {  // a group of fewer strips leaves room behind each tile
 #pragma unroll 1
-        for (const std::uint8_t* piece = from; pieces > 0; --pieces, piece += tile, to += Shape::tile_bytes) {
-          cuda::bulk_copy(to, piece, bytes, barriers.weights(at.stage), policy);
+          for (int q = 0, of = 0; q < Shape::TILES && of < left;
+               ++q, of += q % Shape::turn == 0 ? 1 + Shape::apart - Shape::turn : 1) {
+            cuda::bulk_copy(to + q * Shape::tile_bytes, from + of * tile, tile, barriers.weights(at.stage), policy);
+          }
         }
       }
-      from += tiles * tile;
       at.template step<1>();
       if (++asked == Shape::ahead_at_first) begun();
     }
@@ -223,14 +247,20 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
   *reinterpret_cast<volatile int*>(ring + Shape::pace_offset) = Shape::ahead;
   Q4Ring<Shape::STAGES> at;
   while (walk.next()) {
+    const std::uint8_t* from = work.panel + static_cast<std::int64_t>(walk.k) * Shape::group_bytes;
 #pragma unroll 1
-    for (int done = 0; done < walk.count; done += Shape::TILES) {
-      const int bytes = min(Shape::TILES, walk.count - done) * Shape::group_bytes;
+    for (int left = walk.count, step = Shape::turn; left > 0;
+         left -= step, from += step * Shape::group_bytes, step = Shape::round - step) {
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
-      cuda::barrier_expect(barriers.panel(at.stage), bytes);
-      cuda::bulk_copy(cuda::shared_address(ring + at.stage * Shape::stage_bytes + Shape::weight_bytes),
-                      work.panel + static_cast<std::int64_t>(walk.k + done) * Shape::group_bytes, bytes,
-                      barriers.panel(at.stage));
+      cuda::barrier_expect(barriers.panel(at.stage), Shape::tiles_of(left) * Shape::group_bytes);
+#pragma unroll
+      for (int i = 0; i < Shape::turns; ++i) {
+        if (left <= i * Shape::apart) break;
+        const int bytes = min(left - i * Shape::apart, Shape::turn) * Shape::group_bytes;
+        cuda::bulk_copy(cuda::shared_address(ring + at.stage * Shape::stage_bytes + Shape::weight_bytes) +
+                            i * Shape::turn * Shape::group_bytes,
+                        from + i * Shape::apart * Shape::group_bytes, bytes, barriers.panel(at.stage));
+      }
       at.template step<1>();
     }
   }
@@ -297,7 +327,7 @@ __device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std
   }
 }
 
-// The same for 16 or 32 tokens, by the side's four warps together: m64nNk16 with the tokens read from shared memory.
+// The same for 16 or 32 tokens, by four neighbouring warps together: m64nNk16 with the tokens read from shared memory.
 // Both instructions make the same bits (decision 0009, LinearCuda.WidthsKeepBits).
 template <class Shape>
 __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
@@ -306,7 +336,7 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
   using Product = cuda::Wgmma<Shape::NT * 8>;
   // From lane 0, so that the compiler knows it for the same in all lanes: descriptors are then worked out in uniform
   // registers, where wgmma takes them from.
-  const std::uint32_t x = __shfl_sync(0xffffffffu, cuda::shared_address(blocks), 0);
+  const std::uint64_t x = cuda::matrix_descriptor(__shfl_sync(0xffffffffu, cuda::shared_address(blocks), 0), 128, 1024);
   float part[N];
   float2 sums[Shape::NT];
 #pragma unroll
@@ -320,7 +350,7 @@ __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, 
     cuda::wgmma_fence();
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      Product::run(part, &a[s & 1][m * 4], cuda::matrix_descriptor(x + m * 256, 128, 1024), m > 0);
+      Product::run(part, &a[s & 1][m * 4], x + m * 16, m > 0);
     }
     cuda::wgmma_commit();
     if (s + 1 < Shape::STRIPS) {
@@ -366,7 +396,7 @@ struct Q4Finish {
   float gain[halves][4];    // of the norm behind
   float values[halves][4];  // gated: two of gate, two of up
 
-  // (quarter 0 + 1) + (2 + 3) of this lane's rows.
+  // Both sides' sums of this lane's rows.
   __device__ __forceinline__ void read_sums(const float* meet) {
     float part[Shape::meets][halves][4];
     const int eight = Shape::NT == 1 ? 0 : token / 8;
@@ -394,11 +424,8 @@ struct Q4Finish {
     for (int h = 0; h < halves; ++h) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (Shape::meets == 4) {
-          values[h][i] = (part[0][h][i] + part[1][h][i]) + (part[2][h][i] + part[3][h][i]);
-        } else {
-          values[h][i] = part[0][h][i];
-        }
+        values[h][i] = part[0][h][i];
+        if constexpr (Shape::meets == 2) values[h][i] += part[1][h][i];
       }
     }
   }
@@ -595,7 +622,7 @@ struct Q4Finish {
 // The sides' sums of a row block into shared memory: lines as Q4Finish reads them.
 template <class Shape>
 __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int lane,
-                                         const float (&acc)[Shape::quarters][Shape::STRIPS][Shape::NT * 4]) {
+                                         const float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
   constexpr bool in_turns = Shape::meets == 1;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
   float* to = meet + (in_turns ? 0 : side) * Shape::NT * Shape::block_floats +
@@ -612,8 +639,7 @@ __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int 
           for (int i = 0; i < 2; ++i) {
             float* at = to + n * Shape::block_floats + line * Shape::line_floats + i * 8;
             const int s = line / 2, j = n * 4 + line % 2 * 2 + i;
-            float sum = acc[0][s][j];
-            if constexpr (Shape::quarters == 2) sum += acc[1][s][j];
+            float sum = acc[s][j];
             if (in_turns && turn == 0) sum += *at;
             *at = sum;
           }
@@ -624,24 +650,29 @@ __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int 
   }
 }
 
-// The tiles of a stage, of which `count` are there.
+// The tiles of a stage; the row block goes on for `left` from its first one.
 template <class Shape>
-__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int count, int lane,
+__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int left, int lane,
                                               float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
-  const std::uint8_t* tiles = base + (place >> 1) * Shape::half_bytes + (place & 1) * Shape::STRIPS * Q4Tile::bytes;
+  const std::uint8_t* tiles = base + (place >> 2) * Shape::half_bytes + (place & 3) * Shape::STRIPS * Q4Tile::bytes;
   const std::uint8_t* blocks = base + Shape::weight_bytes;
-  if constexpr (Shape::NT == 1) {
-    if (count >= 2) {  // in one go: what the second tile reads is on its way while the first is multiplied
-      q4_multiply<Shape>(tiles, blocks, lane, acc);
-      q4_multiply<Shape>(tiles + Shape::tile_bytes, blocks + Shape::group_bytes, lane, acc);
+  const auto take = [&](int q) {
+    if constexpr (Shape::NT == 1) {
+      q4_multiply<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
     } else {
-      q4_multiply<Shape>(tiles, blocks, lane, acc);
-    }
-  } else {
-#pragma unroll 1
-    for (int q = 0; q < min(count, Shape::TILES); ++q) {
       q4_multiply_together<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
     }
+  };
+  if (Shape::NT == 1 && left >= Shape::round - Shape::turn) {
+    // All in one go: what a tile reads is on its way while the one before is multiplied.
+#pragma unroll
+    for (int q = 0; q < Shape::TILES; ++q) take(q);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Shape::turns; ++i) {
+#pragma unroll 1
+    for (int q = 0; q < Shape::tiles_of(left, i); ++q) take(i * Shape::turn + q);
   }
 }
 
@@ -655,25 +686,18 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
   auto* outputs = reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset);
   Q4Ring<Shape::STAGES> start;  // of the segment
   int segment = 0;
-  const auto take_segment = [&](int count, float(&acc)[Shape::quarters][Shape::STRIPS][NT * 4]) {
-    const int stages = (count + Shape::TILES - 1) / Shape::TILES;
+  const auto take_segment = [&](int count, float(&acc)[Shape::STRIPS][NT * 4]) {
     Q4Ring<Shape::STAGES> at = start;
-    at.advance(side * Shape::quarters);
-    for (int i = side * Shape::quarters; i < stages; i += 4) {
-#pragma unroll
-      for (int quarter = 0; quarter < Shape::quarters; ++quarter) {
-        if (quarter > 0 && i + quarter >= stages) break;
-        cuda::barrier_wait(barriers.panel(at.stage), at.parity);
-        cuda::barrier_wait(barriers.weights(at.stage), at.parity);
-        q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, count - (i + quarter) * Shape::TILES, lane,
-                           acc[quarter]);
-        __syncwarp();
-        if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
-        if (quarter + 1 < Shape::quarters) at.template step<1>();
-      }
-      at.template step<4 - (Shape::quarters - 1)>();
+    at.advance(side);
+    for (int left = count - side * Shape::turn; left > 0; left -= Shape::round) {
+      cuda::barrier_wait(barriers.panel(at.stage), at.parity);
+      cuda::barrier_wait(barriers.weights(at.stage), at.parity);
+      q4_take_stage<Shape>(memory + at.stage * Shape::stage_bytes, place, left, lane, acc);
+      __syncwarp();
+      if (lane == 0) cuda::barrier_arrive(barriers.empty(at.stage));
+      at.template step<Shape::SIDES>();
     }
-    start.advance(stages);
+    start.advance(Shape::stages_of(count));
     q4_bring<Shape>(meet, segment == 0, cuda::opaque(warp), cuda::opaque(lane), acc);
   };
   constexpr int items = 2 / Shape::halves_at_once;  // of a token, that a warp finishes one by one
@@ -684,7 +708,7 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
     if (warp == Shape::consumers - 1 && !walk.shared())
       q4_find_outputs(work, walk.row_block, lane, outputs + segment % 2 * 2);
     cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
-    float acc[Shape::quarters][Shape::STRIPS][NT * 4] = {};
+    float acc[Shape::STRIPS][NT * 4] = {};
     take_segment(walk.count, acc);
     cuda::block_barrier<2>(Shape::consumers * 32);
     const bool sends = walk.shared();
@@ -766,8 +790,16 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   auto& work = *reinterpret_cast<Q4Work*>(memory + Shape::work_offset);
   constexpr int words = sizeof(Q4Work) / 4;
   static_assert(words <= Shape::threads);
-  // Where all meet once the barriers are there: the warp that fetches weights has made them.
+  // Where all meet once the barriers are there: the first warp that fetches weights has made them.
   const auto meet = [&] { cuda::block_barrier<0>(Shape::threads); };
+  const auto fetch_weights = [&](int half) {
+    cuda::block_barrier<4>(64);
+    q4_few_weights<Shape>(given, memory, barriers, half, lane == 0, [&] {
+      __syncwarp();
+      meet();
+      cuda::give_registers<Shape::PRODUCER_REGISTERS>();
+    });
+  };
   if (warp == Shape::consumers) {
     if (lane == 0) {
 #pragma unroll
@@ -781,16 +813,12 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
       *reinterpret_cast<volatile int*>(memory + Shape::pace_offset) = Shape::ahead_at_first;
       cuda::barrier_init_done();
     }
-    __syncwarp();
-    q4_few_weights<Shape>(given, memory, barriers, lane, [&] {
-      __syncwarp();
-      meet();
-      cuda::give_registers<Shape::PRODUCER_REGISTERS>();
-    });
+    fetch_weights(0);
     __syncwarp();
     cuda::dependents_may_start();
     return;
   }
+  if (warp == Shape::consumers + 3) return fetch_weights(1);
   if (threadIdx.x < words) {
     reinterpret_cast<std::uint32_t*>(&work)[threadIdx.x] = reinterpret_cast<const std::uint32_t*>(&given)[threadIdx.x];
   }

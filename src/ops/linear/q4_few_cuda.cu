@@ -24,12 +24,12 @@ void launch_shape(cuda::Stream& stream, Q4Work work) {
 
 }  // namespace
 
-// Tiles of a stage, strips of a row block and quarters are the same for all widths, so the split of K, and with it
-// every bit, does not depend on the width.
+// Strips of a row block and the sides' turns are the same for all widths, so the split of K, and with it every bit,
+// does not depend on the width.
 void launch_q4_few(cuda::Stream& stream, const Q4Work& work) {
-  if (work.tokens <= 8) return launch_shape<Q4FewShape<1, 4, 9, 112, 32>>(stream, work);
-  if (work.tokens <= 16) return launch_shape<Q4FewShape<2, 2, 9, 232, 40>>(stream, work);
-  launch_shape<Q4FewShape<4, 2, 7, 232, 40>>(stream, work);
+  if (work.tokens <= 8) return launch_shape<Q4FewShape<1, 5>>(stream, work);
+  if (work.tokens <= 16) return launch_shape<Q4FewShape<2, 8>>(stream, work);
+  launch_shape<Q4FewShape<4, 7>>(stream, work);
 }
 
 int q4_square_parts(const Q4Work& work) {
