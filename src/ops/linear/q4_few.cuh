@@ -98,7 +98,8 @@ struct Q4FewShape {
   static constexpr int shares_offset = outputs_offset + 4 * 2 * sizeof(Q4Output);
   static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
   static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
-  static constexpr int pace_offset = scales_offset + NT * 8 * 4;  // ahead_at_first, then ahead: the panel warp says when
+  // ahead_at_first, then ahead: the panel warp says when; whoever reads it at that moment may read either.
+  static constexpr int pace_offset = scales_offset + NT * 8 * 4;
   static constexpr std::size_t shared_bytes = std::size_t{pace_offset} + 16;
   static_assert(shared_bytes <= 227 * 1024);
   // Parts of row blocks that several blocks work on: words of 16 bytes, [token][half][lane], two parts a block.
