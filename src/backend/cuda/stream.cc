@@ -10,11 +10,8 @@ namespace {
 
 constexpr std::size_t alignment = 256;
 constexpr std::size_t staging_bytes = std::size_t{4} << 20;
-constexpr std::size_t bytes_of_parts = std::size_t{9} << 20;   // linear of few rows: 132 blocks x 64 KB
+constexpr std::size_t bytes_of_parts = std::size_t{9} << 20;    // linear of few rows: 132 blocks x 64 KB
 constexpr std::size_t exchanged_bytes = std::size_t{16} << 20;  // linear: 132 blocks x 8 strips x 64 rows x 8 bytes
-// Attention: 240 chunks of 4 heads x 48 query rows x 256 in fp16 for each of 8 lanes, on portable devices 120 in float;
-// linear: a few MB.
-constexpr std::size_t partial_bytes = std::size_t{192} << 20;
 
 }  // namespace
 
@@ -34,7 +31,7 @@ Result<std::unique_ptr<Stream>> Stream::open(const DeviceFacts& device, std::siz
     return fail(ErrorKind::io, "could not open {}: {}", describe(device), cudaGetErrorString(error));
   }
   SPLASH_TRY(stream->scratch_, DeviceBuffer::allocate(scratch_bytes));
-  SPLASH_TRY(stream->partials_, DeviceBuffer::allocate(partial_bytes));
+  SPLASH_TRY(stream->partials_, DeviceBuffer::allocate(bytes_of_partials));
   SPLASH_TRY(stream->parts_, DeviceBuffer::allocate(bytes_of_parts));
   stream->note(cudaMemsetAsync(stream->parts_.data(), 0xff, bytes_of_parts, stream->stream_), "parts");
   SPLASH_TRY(stream->exchange_, DeviceBuffer::allocate(exchanged_bytes));

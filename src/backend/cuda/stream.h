@@ -83,7 +83,9 @@ class Stream {
   // Words that the blocks of a launch hand to each other, each with a flag; zero between launches.
   uint4* exchange() const { return exchange_.as<uint4>(); }
   std::size_t exchange_bytes() const { return exchange_.bytes(); }
-  // Partial sums of one kernel at a time.
+  // Partial sums of one kernel at a time. Attention: 240 chunks of 4 heads x 48 query rows x 256 in fp16 for each of 8
+  // lanes, on portable devices 120 in float; linear: a few MB. Who can't do with less asks before (cuda_supports).
+  static constexpr std::size_t bytes_of_partials = std::size_t{192} << 20;
   float* partials() const { return partials_.as<float>(); }
   std::size_t partials_bytes() const { return partials_.bytes(); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "backend/cuda/stream.h"
 #include "backend/cuda/upload.h"
 #include "models/qwen3_5/state.h"
 #include "ops/linear/linear_cuda.h"
@@ -98,7 +99,8 @@ Status supports_draft(const pack::DraftGeometry& g, int max_context) {
     // Partial sums of the draft's attention: every 64 positions of its reach.
     const std::int64_t reach = dflash2::ring_capacity(g, layer, max_context);
     const std::int64_t floats = link::max_lanes * std::int64_t{g.kv_heads} * (reach / 64 + 3) * 32 * (g.head_dim + 2);
-    SPLASH_TRY_STATUS(need(floats * 4 <= (std::int64_t{192} << 20), "a draft window of", static_cast<int>(reach)));
+    constexpr auto most = static_cast<std::int64_t>(cuda::Stream::bytes_of_partials);
+    SPLASH_TRY_STATUS(need(floats * 4 <= most, "a draft window of", static_cast<int>(reach)));
   }
   return {};
 }
