@@ -104,6 +104,16 @@ pub fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> R
                 _ => value.clone(),
             });
         }
+        // Of the ends alone, because a text may be a whole conversation's.
+        "startswith" | "endswith" if args.len() == 1 && first.is_some() => {
+            let affix = plain(first.unwrap_or_default());
+            let same = |(a, b): (Option<char>, char)| a.map(plain_char) == Some(b);
+            let (mut begin, mut end) = (text.chars(), text.chars().rev());
+            return Ok(Value::from(match name {
+                "startswith" => affix.chars().all(|c| same((begin.next(), c))),
+                _ => affix.chars().rev().all(|c| same((end.next(), c))),
+            }));
+        }
         _ => {}
     }
     let compares = matches!(name, "startswith" | "endswith" | "find" | "rfind" | "count");

@@ -184,7 +184,8 @@ fn dyed(text: &str, dye: &mut Option<(&mut Dye, Depth)>, place: Place) -> Result
 
 /// The generation prompt is what asking for it adds at the end.
 fn cut_at_reply(text: String, segments: Vec<(usize, bool)>, without_reply: &str) -> Rendered {
-    let common = text.bytes().zip(without_reply.bytes()).take_while(|(a, b)| a == b).count();
+    let same = || text.bytes().zip(without_reply.bytes()).take_while(|(a, b)| a == b).count();
+    let common = if text.starts_with(without_reply) { without_reply.len() } else { same() };
     let reply_start = (0..=common).rev().find(|&offset| text.is_char_boundary(offset)).unwrap_or(0);
     let mut cut = Vec::with_capacity(segments.len() + 1);
     let mut begin = 0;
@@ -362,6 +363,24 @@ fn containment(literal: &str, after: &str) -> Option<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends_are_compared_through_the_dye() {
+        let source = "{% for m in messages %}{{ m.content.startswith('<a>') }}{{ m.content.endswith('é b') }}\
+                      {{ m.content.startswith('') }}{{ m.content is endingwith('') }};{% endfor %}";
+        let template = Template::compile(source, "{}").ok().unwrap();
+        // The last has characters of the short dye, so that ASCII has another one.
+        let contents = ["<a> é b", "é b<a>", "", "<a", "é", "\u{780}<a>é b"];
+        let messages: Vec<Json> =
+            contents.iter().map(|content| serde_json::json!({"role": "user", "content": content})).collect();
+        for some in [&messages[..5], &messages[..]] {
+            let input = serde_json::json!({"messages": some, "tools": [], "variables": {}}).to_string();
+            let rendered = template.render(&input).ok().unwrap();
+            let expected = ["TrueTrue", "FalseFalse", "FalseFalse", "FalseFalse", "FalseFalse", "FalseTrue"];
+            let lines: String = expected[..some.len()].iter().map(|ends| format!("{ends}TrueTrue;")).collect();
+            assert_eq!(rendered.text, lines);
+        }
+    }
 
     #[test]
     fn containment_becomes_visible() {
