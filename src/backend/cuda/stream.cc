@@ -31,7 +31,7 @@ Result<std::unique_ptr<Stream>> Stream::open(const DeviceFacts& device, std::siz
     return fail(ErrorKind::io, "could not open {}: {}", describe(device), cudaGetErrorString(error));
   }
   SPLASH_TRY(stream->scratch_, DeviceBuffer::allocate(scratch_bytes));
-  SPLASH_TRY(stream->partials_, DeviceBuffer::allocate(bytes_of_partials));
+  SPLASH_TRY(stream->partials_, DeviceBuffer::allocate(partials_bytes()));
   SPLASH_TRY(stream->parts_, DeviceBuffer::allocate(bytes_of_parts));
   stream->note(cudaMemsetAsync(stream->parts_.data(), 0xff, bytes_of_parts, stream->stream_), "parts");
   SPLASH_TRY(stream->exchange_, DeviceBuffer::allocate(exchanged_bytes));

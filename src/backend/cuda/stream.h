@@ -85,9 +85,8 @@ class Stream {
   std::size_t exchange_bytes() const { return exchange_.bytes(); }
   // Partial sums of one kernel at a time. Attention: 240 chunks of 4 heads x 48 query rows x 256 in fp16 for each of 8
   // lanes, on portable devices 120 in float; linear: a few MB. Who can't do with less asks before (cuda_supports).
-  static constexpr std::size_t bytes_of_partials = std::size_t{192} << 20;
   float* partials() const { return partials_.as<float>(); }
-  std::size_t partials_bytes() const { return partials_.bytes(); }
+  static constexpr std::size_t partials_bytes() { return std::size_t{192} << 20; }
 
   // Small tables (segments, lanes, tokens) from host to device, copied in stream order into scratch. Not while
   // recording: a recorded op finds its tables through bind(), whose device memory is rewritten before each replay.

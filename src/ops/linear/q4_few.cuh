@@ -66,10 +66,10 @@ struct Q4FewShape {
   static_assert(WARPS * STRIPS == row_block);
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int group_bytes = NT * (cuda::Panel::block_bytes + 8 * 4);  // with sums
-  // Tiles of a strip in a stage, or in one of its turns, that begins `left` tiles before the segment's end.
-  static __device__ __forceinline__ int tiles_of(int left, int which) {
-    return max(min(left - which * apart, turn), 0);
-  }
+  // Tiles of a strip in one of the turns of a stage that begins `left` tiles before the segment's end, not positive
+  // where it has none; the same at least 0; of the whole stage.
+  static __device__ __forceinline__ int reach(int left, int which) { return min(left - which * apart, turn); }
+  static __device__ __forceinline__ int tiles_of(int left, int which) { return max(reach(left, which), 0); }
   static __device__ __forceinline__ int tiles_of(int left) {
     int all = tiles_of(left, 0);
 #pragma unroll
@@ -221,8 +221,7 @@ __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t*
           for (int i = 0; i < Shape::turns; ++i) {
             if (i > 0 && left <= i * Shape::apart) break;
             cuda::bulk_copy(to + i * Shape::turn * Shape::tile_bytes, from + i * Shape::apart * Shape::tile_bytes,
-                            min(left - i * Shape::apart, Shape::turn) * Shape::tile_bytes, barriers.weights(at.stage),
-                            policy);
+                            Shape::reach(left, i) * Shape::tile_bytes, barriers.weights(at.stage), policy);
           }
         } else if (tile > 0) {  // a group of fewer strips leaves room behind each tile
 #pragma unroll 1
@@ -257,7 +256,7 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
 #pragma unroll
       for (int i = 0; i < Shape::turns; ++i) {
         if (left <= i * Shape::apart) break;
-        const int bytes = min(left - i * Shape::apart, Shape::turn) * Shape::group_bytes;
+        const int bytes = Shape::reach(left, i) * Shape::group_bytes;
         cuda::bulk_copy(cuda::shared_address(ring + at.stage * Shape::stage_bytes + Shape::weight_bytes) +
                             i * Shape::turn * Shape::group_bytes,
                         from + i * Shape::apart * Shape::group_bytes, bytes, barriers.panel(at.stage));

@@ -99,7 +99,7 @@ Status supports_draft(const pack::DraftGeometry& g, int max_context) {
     // Partial sums of the draft's attention: every 64 positions of its reach.
     const std::int64_t reach = dflash2::ring_capacity(g, layer, max_context);
     const std::int64_t floats = link::max_lanes * std::int64_t{g.kv_heads} * (reach / 64 + 3) * 32 * (g.head_dim + 2);
-    constexpr auto most = static_cast<std::int64_t>(cuda::Stream::bytes_of_partials);
+    constexpr auto most = static_cast<std::int64_t>(cuda::Stream::partials_bytes());
     SPLASH_TRY_STATUS(need(floats * 4 <= most, "a draft window of", static_cast<int>(reach)));
   }
   return {};

@@ -143,21 +143,12 @@ impl Dye {
         (plain, segments)
     }
 
+    fn any_dyed(&self, text: &str) -> bool {
+        text.chars().any(|c| self.is_dyed(c))
+    }
+
     pub fn plain<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let Some(first) = text.char_indices().find(|&(_, c)| self.is_dyed(c)).map(|(offset, _)| offset) else {
-            return Cow::Borrowed(text);
-        };
-        let mut plain = text[..first].to_string();
-        plain.reserve(text.len() / 2);
-        let mut rest = &text[first..];
-        while let Some(c) = rest.chars().next() {
-            plain.push(self.plain_char(c));
-            rest = &rest[c.len_utf8()..];
-            if self.short_ascii {
-                rest = push_plain_ascii(rest, &mut plain);
-            }
-        }
-        Cow::Owned(plain)
+        if self.any_dyed(text) { Cow::Owned(self.strip(text).0) } else { Cow::Borrowed(text) }
     }
 }
 
@@ -195,7 +186,7 @@ fn current<T>(without: T, with: impl FnOnce(&mut Dye) -> T) -> T {
 
 /// Does any character carry dye?
 pub fn any_dyed(text: &str) -> bool {
-    current(false, |dye| text.chars().any(|c| dye.is_dyed(c)))
+    current(false, |dye| dye.any_dyed(text))
 }
 
 pub fn plain_char(c: char) -> char {
@@ -236,8 +227,8 @@ mod tests {
                 let (text, segments) = dye.strip(&format!("<|im_start|>{dyed}{other}"));
                 assert_eq!(text, format!("<|im_start|>{user}{other}"));
                 let (begin, end) = ("<|im_start|>".len(), "<|im_start|>".len() + user.len());
-                let whole: Vec<_> = [(begin, true), (end, false), (text.len(), true)].into_iter().collect();
-                let expected: Vec<_> = match (user.is_empty(), other.is_empty()) {
+                let whole = vec![(begin, true), (end, false), (text.len(), true)];
+                let expected = match (user.is_empty(), other.is_empty()) {
                     (true, _) => vec![(text.len(), true)],
                     (_, true) => whole[..2].to_vec(),
                     _ => whole,

@@ -30,6 +30,16 @@ fn by_chars(text: &str, range: Range<usize>) -> &str {
     &text[offset(range.start)..offset(range.end)]
 }
 
+/// Whether a dyed text has a plain affix. The ends alone are read, because a text may be a whole conversation's.
+fn begins_with(text: &str, affix: &str) -> bool {
+    let mut chars = text.chars().map(plain_char);
+    affix.chars().all(|c| chars.next() == Some(c))
+}
+fn ends_with(text: &str, affix: &str) -> bool {
+    let mut chars = text.chars().rev().map(plain_char);
+    affix.chars().rev().all(|c| chars.next() == Some(c))
+}
+
 /// str.split: the pieces are cut out of the dyed text where the plain text splits.
 fn split(text: &str, separator: Option<&str>, at_most: Option<i64>) -> Vec<Value> {
     let plain_text = plain(text);
@@ -99,20 +109,14 @@ pub fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> R
             let affix = plain(first.unwrap_or_default()).into_owned();
             let (all, cut) = (text.chars().count(), affix.chars().count());
             return Ok(match name {
-                "removeprefix" if plain(text).starts_with(&affix) => by_chars(text, cut..all).into(),
-                "removesuffix" if plain(text).ends_with(&affix) => by_chars(text, 0..all - cut).into(),
+                "removeprefix" if begins_with(text, &affix) => by_chars(text, cut..all).into(),
+                "removesuffix" if ends_with(text, &affix) => by_chars(text, 0..all - cut).into(),
                 _ => value.clone(),
             });
         }
-        // Of the ends alone, because a text may be a whole conversation's.
         "startswith" | "endswith" if args.len() == 1 && first.is_some() => {
             let affix = plain(first.unwrap_or_default());
-            let same = |(a, b): (Option<char>, char)| a.map(plain_char) == Some(b);
-            let (mut begin, mut end) = (text.chars(), text.chars().rev());
-            return Ok(Value::from(match name {
-                "startswith" => affix.chars().all(|c| same((begin.next(), c))),
-                _ => affix.chars().rev().all(|c| same((end.next(), c))),
-            }));
+            return Ok((if name == "startswith" { begins_with } else { ends_with })(text, &affix).into());
         }
         _ => {}
     }
