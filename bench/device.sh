@@ -13,9 +13,8 @@
 #   SECTIONS  of device_bench (default: roof steps long widths kernels prefill rows; parts: what a step is made of)
 #   SANITIZE  gtest filter for memcheck (default: all of the conformance, 40 s)
 #   RACECHECK cases for racecheck, a hundred times slower, each a process of its own side by side. Unstated not those of gdn,
-#             attention and linears, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow them (it
-#             reports the bulk copies themselves; of linears `pace`, which may be read before or after it is written), so what it
-#             says of those is to be read:
+#             attention and most linears, which hand shared memory on by mbarriers in inline PTX: the tool seems not to follow
+#             them (it reports the bulk copies themselves, of linears the input norm's scales), so what it says is to be read:
 #             STEPS=racecheck RACECHECK="GdnCuda.TwoValueHeadsPerKeyHead AttentionCuda.GroupOf2" RACECHECK_SECONDS=300
 #   TIMED     evaluation prompts of each category in the step draft (default 8)
 #   SYNTH     a geometry of splash synth: its steps are measured through the model as well, and the first token of every turn of a
@@ -60,7 +59,7 @@ tiny=$PWD/models/tiny
 racing=
 begin_racecheck() {
   racing=
-  for one in ${RACECHECK-EmbedCuda.SameBits WalkCuda.WalksAsTheHost DraftCuda.BlockConv DraftCuda.AttentionFixtureShape}; do
+  for one in ${RACECHECK-EmbedCuda.SameBits WalkCuda.WalksAsTheHost DraftCuda.BlockConv DraftCuda.AttentionFixtureShape LinearCuda.SharedInput}; do
     timeout "${RACECHECK_SECONDS:-60}" compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/cuda_conformance" \
       --gtest_brief=1 --gtest_filter="$one" > "$out/racecheck-$(echo "$one" | tr -dc 'A-Za-z0-9').part" 2>&1 & racing="$racing $one:$!"
   done

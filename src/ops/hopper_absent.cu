@@ -13,7 +13,7 @@ namespace {
 }  // namespace
 
 void launch_q4_few(cuda::Stream&, const Q4Work&) { absent(); }
-int q4_square_parts(const Q4Work&) { absent(); }
+int q4_square_parts(cuda::Stream&, const Q4Work&) { absent(); }
 void launch_q4_wide(cuda::Stream&, const Q4Work&) { absent(); }
 void launch_q4_wide_gated(cuda::Stream&, const Q4Work&) { absent(); }
 int q4_wide_parts(const Q4Work&) { absent(); }

@@ -58,6 +58,18 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, unsigned bytes) {
   if constexpr (hopper_code) asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Whether the phase is over, without waiting.
+__device__ __forceinline__ bool barrier_passed(std::uint32_t barrier, unsigned parity) {
+  std::uint32_t passed;
+  asm volatile(
+      "{.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done; }"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, unsigned parity) {
   if constexpr (hopper_code) {
     asm volatile(

@@ -175,7 +175,7 @@ void run_with_norm(cuda::Stream& stream, MatrixView<const float> x, const Linear
   add_matrix(work, target);
   stream.forget_panels(target.out);
   cuda::Panel panel = stream.panel_to_fill(normed);
-  panel.square_parts = q4_square_parts(work);
+  panel.square_parts = q4_square_parts(stream, work);
   float* squares = stream.allocate<float>(static_cast<std::size_t>(panel.square_parts) * Q4Work::squares_stride);
   panel.squares = squares;
   panel.norm_eps = eps;

@@ -109,29 +109,38 @@ TEST(LinearCuda, SharedInput) {
   }
 }
 
-// Fourteen parts of K, of 1 to 17 tiles each: every number of turns that a block's two sides take, of whole groups of
-// strips and of one strip. Widths have the same bits.
+// Fourteen parts of K, of 1 to 17 tiles each: every number of turns that a block's sides take, of whole groups of
+// strips and of fewer, in row blocks of eight strips and (gated) of sixteen. Widths have the same bits.
 TEST(LinearCuda, PartsOfEveryLength) {
   Numbers numbers(23);
   Memory memory;
-  constexpr int rows = 272, most = 20;
+  constexpr int rows = 272, gated_rows = 192, most = 20;
   for (int tiles = 1; tiles <= 17; ++tiles) {
     const int cols = tiles * 14 * 64;
-    const HostWeight weight = random_q4(numbers, rows, cols);
-    const pack::Weight device = memory.weight(weight.view);
-    const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
+    const HostWeight weight = random_q4(numbers, rows, cols), gate = random_q4(numbers, gated_rows, cols),
+                     up = random_q4(numbers, gated_rows, cols);
+    const pack::Weight device = memory.weight(weight.view), device_gate = memory.weight(gate.view),
+                       device_up = memory.weight(up.view);
+    const std::vector<float> x = numbers.normals(std::size_t{most} * cols, 1 / std::sqrt(static_cast<float>(cols)));
     const std::vector<float> want = product(weight.view, x, most, true);
-    std::vector<float> narrow;
+    const std::vector<float> want_gated =
+        silu_times(product(gate.view, x, most, true), product(up.view, x, most, true));
+    std::vector<float> narrow, narrow_gated;
     for (const int tokens : {3, 12, most}) {
       stream().reset();
-      const MatrixView<float> out = memory.matrix(tokens, rows);
+      const MatrixView<float> out = memory.matrix(tokens, rows), gated = memory.matrix(tokens, gated_rows);
       const std::vector<float> some(x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols);
-      linear(stream(), memory.matrix(some, tokens, cols), device, out);
-      std::vector<float> got = download(out);
+      const MatrixView<float> in = memory.matrix(some, tokens, cols);
+      linear(stream(), in, device, out);
+      linear_swiglu(stream(), in, device_gate, device_up, memory.matrix(tokens, gated_rows), gated);
+      std::vector<float> got = download(out), got_gated = download(gated);
       expect_close("parts", got, {want.begin(), want.begin() + tokens * rows}, 1e-5);
-      got.resize(3 * rows);
-      if (narrow.empty()) narrow = got;
-      if (!stream().portable()) expect_same("parts at other widths", got, narrow);
+      expect_close("gated parts", got_gated, {want_gated.begin(), want_gated.begin() + tokens * gated_rows}, 3e-4);
+      got.resize(3 * rows), got_gated.resize(3 * gated_rows);
+      if (narrow.empty()) narrow = got, narrow_gated = got_gated;
+      if (stream().portable()) continue;
+      expect_same("parts at other widths", got, narrow);
+      expect_same("gated parts at other widths", got_gated, narrow_gated);
     }
   }
 }

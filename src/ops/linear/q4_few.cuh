@@ -1,9 +1,9 @@
 // 4-bit linear for few token rows (8, 16 or 32), bound by the weights' bytes: 576 per 1024 weights, each read once.
 //
-// One block on every multiprocessor. Two warps for weights and one for the panel fill a ring of stages (16 strips x 2
-// or 4 tiles of 64 inputs) by bulk copies, one looks for who shares what and adds up the input norm, sixteen multiply:
-// weights are operand A of the matrix unit, tokens operand B. A word holds eight codes of one output row; codes become
-// bf16 128 + q with one logic operation, and
+// One block on every multiprocessor. Two warps for weights and one for the panel fill a ring of stages (8 or 16 strips
+// x 2 or 4 tiles of 64 inputs) by bulk copies, one looks for who shares what and adds up the input norm, sixteen
+// multiply: weights are operand A of the matrix unit, tokens operand B. A word holds eight codes of one output row;
+// codes become bf16 128 + q with one logic operation, and
 //   y = sum over groups of  scale * (acc - 128 * X) + bias * X,   X = sum of the group's x (with the panel)
 // so no weight is ever rounded. 52 instructions of a warp per tile at 8 rows, 86 at 32: while the matrix unit works a
 // scheduler issues little else (decisions 0018, 0025), so both add up.
@@ -40,30 +40,45 @@ struct alignas(16) Q4Output {
   int accumulate;
 };
 
-// K is cut two ways inside a block: two sides of eight warps, two strips a warp, take tiles by turns. Sixteen warps at
+// A row block has 16 strips or, where a multiprocessor has one at most, 8 (`HALVES`, decision 0026). K is cut two or
+// four ways inside a block: sides of eight or four warps, two strips a warp, take tiles by turns. Sixteen warps at
 // every width: one that waits for its products leaves a scheduler to three others (decision 0025).
-template <int NT_, int STAGES_>
+//
+// All widths have one order of adding up. With 8 strips that is four sums, of every fourth turn each: four sides' with
+// up to 8 tokens, where two strips share what a warp reads of the tokens; with more, where that is read by the matrix
+// unit, two sides of eight warps with one strip each have two of them each (`apiece`).
+template <int NT_, int HALVES_, bool GATED_, int STAGES_>
 struct Q4FewShape {
-  static constexpr int NT = NT_;  // tokens / 8
+  static constexpr int NT = NT_;          // tokens / 8
+  static constexpr int HALVES = HALVES_;  // of eight strips, that a row block has
+  // Q4Work::gated; a kernel of its own, because what a step runs by turns has to fit the instruction caches.
+  static constexpr bool GATED = GATED_;
   static constexpr int STAGES = STAGES_;
   static constexpr int REGISTERS = 112, PRODUCER_REGISTERS = 32;
-  static constexpr int SIDES = 2;
-  static constexpr int WARPS = 8;   // of a side
-  static constexpr int STRIPS = 2;  // of a warp
-  static constexpr int turn = 2;    // tiles of each strip that a side takes before the other does
-  // A stage is a side's: of one turn or, with few tokens, where what a warp does around its products counts, of two. So
-  // its first tile lies `turn` behind that of the stage before, or round - turn where that was the second side's.
-  static constexpr int turns = NT == 1 ? 2 : 1;
+  static constexpr bool apiece = HALVES == 1 && NT > 1;
+  static constexpr int SIDES = HALVES == 1 && !apiece ? 4 : 2;
+  static constexpr int WARPS = 16 / SIDES;                 // of a side
+  static constexpr int STRIPS = apiece ? 1 : 2, SUMS = 2;  // of a warp
+  static constexpr int turn = 2;  // tiles of each strip that a side takes before the next side does
+  // A stage is a side's: of one turn or, with few tokens or strips, where what a warp does around its products counts,
+  // of two. So its first tile lies `turn` behind that of the stage before, or `back` where that was the last side's.
+  static constexpr int turns = NT == 1 || apiece ? 2 : 1;
   static constexpr int TILES = turns * turn;   // of each strip in a stage
   static constexpr int round = SIDES * TILES;  // of a stage of each side
-  static constexpr int apart = SIDES * turn;   // tiles from one turn of a side to its next
+  static constexpr int back = round - (SIDES - 1) * turn;
+  static constexpr int apart = SIDES * turn;  // tiles from one turn of a side to its next
   // Stages on their way at a time, while the launch before still runs and after. Fewer do not keep memory busy; more take
   // it from blocks that are still at work (their last bytes are what everybody waits for) and lengthen every other trip
   // to the L2: nine at first instead of three cost a step of 8 rows 6 % (0022).
-  static constexpr int ahead_at_first = 2 / turns, ahead = 4 / turns;
-  static constexpr int row_block = q4_row_block;
-  static constexpr int halves_at_once = NT == 4 ? 2 : 1;  // of a row block, that a warp finishes
-  static_assert(WARPS * STRIPS == row_block);
+  static constexpr int ahead_at_first = 8 / (TILES * HALVES), ahead = 2 * ahead_at_first;
+  static constexpr int halves_at_once = NT == 4 ? HALVES : 1;  // of a row block, that a warp finishes
+  // Two warps fetch weights, each those of a half or, of row blocks of one half, every other stage. Then a place in the
+  // ring is always the same warp's: one that looks for the arrival of an earlier stage would miss it once the other
+  // warp had filled its place again.
+  static constexpr bool fetch_by_stage = HALVES == 1;
+  static_assert(!fetch_by_stage || (STAGES % 2 == 0 && ahead_at_first % 2 == 0));
+  static constexpr int row_block = WARPS * STRIPS;  // strips
+  static_assert(row_block == HALVES * Q4Order::group);
   static constexpr int consumers = WARPS * SIDES;
   static constexpr int group_bytes = NT * (cuda::Panel::block_bytes + 8 * 4);  // with sums
   // Tiles of a strip in one of the turns of a stage that begins `left` tiles before the segment's end, not positive
@@ -76,34 +91,41 @@ struct Q4FewShape {
     for (int i = 1; i < turns; ++i) all += tiles_of(left, i);
     return all;
   }
+  // From a stage's first tile to that of the next stage, which is `side`'s, or the first one's where it is SIDES.
+  static __device__ __forceinline__ int to_next(int& side) {
+    const bool last = side == SIDES;
+    side = last ? 1 : side + 1;
+    return last ? back : turn;
+  }
   static __device__ __forceinline__ int stages_of(int tiles) {
     const int rest = tiles % round;
-    return tiles / round * SIDES + (rest > turn) + (rest > 0);
+    int all = tiles / round * SIDES;
+#pragma unroll
+    for (int side = SIDES - 1; side >= 0; --side) all += rest > side * turn;
+    return all;
   }
   // Weights of a stage: [half][tile][strip of the half].
   static constexpr int tile_bytes = Q4Order::group * Q4Tile::bytes;
   static constexpr int half_bytes = TILES * tile_bytes;
-  static constexpr int weight_bytes = 2 * half_bytes;
+  static constexpr int weight_bytes = HALVES * half_bytes;
   static constexpr int stage_bytes = weight_bytes + TILES * group_bytes;
   static constexpr int threads = consumers * 32 + 128;
   // Where the sides' sums of 8 tokens meet: lines of 8 output rows, [token][row] and padding, so that lanes read lines
   // from different banks.
   static constexpr int line_floats = 68;
   static constexpr int block_floats = row_block * 2 * line_floats;  // of 8 tokens
-  static constexpr int meets = NT == 4 ? 1 : SIDES;  // with many tokens they share theirs
+  static constexpr int meets = NT == 4 ? SIDES / 2 : SIDES;  // with many tokens two sides share one
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
   // Both halves of the segment at hand, of the one before and of two shares.
   static constexpr int outputs_offset = work_offset + sizeof(Q4Work);
   static constexpr int shares_offset = outputs_offset + 4 * 2 * sizeof(Q4Output);
   static constexpr int barriers_offset = shares_offset + 2 * sizeof(Q4Share);
-  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 16;
-  // ahead_at_first, then ahead: the panel warp says when; whoever reads it at that moment may read either.
-  static constexpr int pace_offset = scales_offset + NT * 8 * 4;
-  static constexpr std::size_t shared_bytes = std::size_t{pace_offset} + 16;
+  static constexpr int scales_offset = barriers_offset + STAGES * 24 + 24;
+  static constexpr std::size_t shared_bytes = std::size_t{scales_offset} + NT * 8 * 4;
   static_assert(shared_bytes <= 227 * 1024);
   // Parts of row blocks that several blocks work on: words of 16 bytes, [token][half][lane], two parts a block.
-  static constexpr int part_words = NT * 8 * 64, parts = 2;
+  static constexpr int part_words = NT * 8 * HALVES * 32, parts = 2;
   static constexpr std::size_t part_bytes = std::size_t{parts} * part_words * sizeof(uint4);  // of a block
 };
 
@@ -187,55 +209,65 @@ struct Q4Barriers {
   __device__ __forceinline__ std::uint32_t empty(int stage) const { return first + stage * 24 + 16; }
   __device__ __forceinline__ std::uint32_t scales_ready() const { return first + Shape::STAGES * 24; }
   __device__ __forceinline__ std::uint32_t plan_ready() const { return scales_ready() + 8; }
+  // The launch before is done everywhere, so that more weights may be on their way.
+  __device__ __forceinline__ std::uint32_t alone() const { return scales_ready() + 16; }
 };
 
-// By a warp for each half of the row blocks, of which one thread asks: beside sixteen warps that multiply it gets few
-// turns (0018). The first stages' weights are requested while the predecessor still runs, as the first thing a block
-// does: `begun` is called, by the whole warp, when ahead_at_first stages are on their way, or all there are. What a
-// turn has of a half lies in one piece (q4_tile.h).
+// By two warps (`which`: fetch_by_stage), of each of which one thread asks: beside sixteen warps that multiply it gets
+// few turns (0018). The first stages' weights are requested while the predecessor still runs, as the first thing a
+// block does: `begun` is called, by the whole warp, when its share of ahead_at_first stages is on its way, or all there
+// are. What a turn has of a half lies in one piece (q4_tile.h).
 template <class Shape, class Begun>
 __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t* ring,
-                                               const Q4Barriers<Shape>& barriers, int half, bool asks, Begun&& begun) {
-  int asked = 0;
-  const volatile int& pace = *reinterpret_cast<const volatile int*>(ring + Shape::pace_offset);
+                                               const Q4Barriers<Shape>& barriers, int which, bool asks,
+                                               Begun&& begun) {
+  constexpr bool by_stage = Shape::fetch_by_stage;
+  constexpr int at_first = by_stage ? Shape::ahead_at_first / 2 : Shape::ahead_at_first;
+  static_assert(at_first > 0);
+  const int half = by_stage ? 0 : which;
+  bool others = which == 0;  // whether the stage before was the other warp's
+  int asked = 0, pace = Shape::ahead_at_first;
   Q4Ring<Shape::STAGES> at;
   const std::uint64_t policy = cuda::stream_policy();
   ring += half * Shape::half_bytes;
   for (Q4Walk walk(work); walk.next();) {
-    const Q4Half mine = half_of(work, walk.row_block, half);
+    const Q4Half mine = half_of<Shape>(work, walk.row_block, half);
     const Q4Matrix& matrix = work.matrices[mine.matrix];
     const std::uint8_t* from =
         matrix.tiles + (order_of(work, matrix).group_begin(mine.group) + walk.k * mine.strips) * Q4Tile::bytes;
     const int tile = mine.strips * Q4Tile::bytes;
 #pragma unroll 1
-    for (int left = walk.count, step = Shape::turn; left > 0;
-         left -= step, from += step * tile, step = Shape::round - step) {
-      const int before = at.stage - pace;  // nothing yet: a fresh barrier's phase before the first is over
-      cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), at.parity ^ (before < 0));
-      cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
+    for (int left = walk.count, side = 1, step; left > 0; left -= step, from += step * tile) {
+      step = Shape::to_next(side);
+      const int stage = at.stage, parity = at.parity;
+      at.template step<1>();
+      if (by_stage && (others = !others)) continue;
+      if (pace == Shape::ahead_at_first && cuda::barrier_passed(barriers.alone(), 0)) pace = Shape::ahead;
+      const int before = stage - pace;  // nothing yet: a fresh barrier's phase before the first is over
+      cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), parity ^ (before < 0));
+      cuda::barrier_wait(barriers.empty(stage), parity ^ 1);
       if (asks) {
-        cuda::barrier_expect(barriers.weights(at.stage), Shape::tiles_of(left) * tile);
-        const std::uint32_t to = cuda::shared_address(ring + at.stage * Shape::stage_bytes);
+        cuda::barrier_expect(barriers.weights(stage), Shape::tiles_of(left) * tile);
+        const std::uint32_t to = cuda::shared_address(ring + stage * Shape::stage_bytes);
         if (mine.whole) {
 #pragma unroll
           for (int i = 0; i < Shape::turns; ++i) {
             if (i > 0 && left <= i * Shape::apart) break;
             cuda::bulk_copy(to + i * Shape::turn * Shape::tile_bytes, from + i * Shape::apart * Shape::tile_bytes,
-                            Shape::reach(left, i) * Shape::tile_bytes, barriers.weights(at.stage), policy);
+                            Shape::reach(left, i) * Shape::tile_bytes, barriers.weights(stage), policy);
           }
         } else if (tile > 0) {  // a group of fewer strips leaves room behind each tile
 #pragma unroll 1
           for (int q = 0, of = 0; q < Shape::TILES && of < left;
                ++q, of += q % Shape::turn == 0 ? 1 + Shape::apart - Shape::turn : 1) {
-            cuda::bulk_copy(to + q * Shape::tile_bytes, from + of * tile, tile, barriers.weights(at.stage), policy);
+            cuda::bulk_copy(to + q * Shape::tile_bytes, from + of * tile, tile, barriers.weights(stage), policy);
           }
         }
       }
-      at.template step<1>();
-      if (++asked == Shape::ahead_at_first) begun();
+      if (++asked == at_first) begun();
     }
   }
-  if (asked < Shape::ahead_at_first) begun();
+  if (asked < at_first) begun();
 }
 
 // One lane.
@@ -244,13 +276,12 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
                                               const Q4Barriers<Shape>& barriers) {
   Q4Walk walk(work);
   cuda::wait_for_predecessors();
-  *reinterpret_cast<volatile int*>(ring + Shape::pace_offset) = Shape::ahead;
+  cuda::barrier_arrive(barriers.alone());
   Q4Ring<Shape::STAGES> at;
   while (walk.next()) {
     const std::uint8_t* from = work.panel + static_cast<std::int64_t>(walk.k) * Shape::group_bytes;
 #pragma unroll 1
-    for (int left = walk.count, step = Shape::turn; left > 0;
-         left -= step, from += step * Shape::group_bytes, step = Shape::round - step) {
+    for (int left = walk.count, side = 1, step; left > 0; left -= step, from += step * Shape::group_bytes) {
       cuda::barrier_wait(barriers.empty(at.stage), at.parity ^ 1);
       cuda::barrier_expect(barriers.panel(at.stage), Shape::tiles_of(left) * Shape::group_bytes);
 #pragma unroll
@@ -262,6 +293,7 @@ __device__ __forceinline__ void q4_few_panels(const Q4Work& work, std::uint8_t* 
                         from + i * Shape::apart * Shape::group_bytes, bytes, barriers.panel(at.stage));
       }
       at.template step<1>();
+      step = Shape::to_next(side);
     }
   }
 }
@@ -306,7 +338,7 @@ __device__ __forceinline__ float2 q4_sums(const std::uint8_t* blocks, int lane, 
 // One group of 64 inputs: a warp's strips against 8 tokens, by m16n8k16.
 template <class Shape>
 __device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
-                                            float (&acc)[Shape::STRIPS][4]) {
+                                            float (&acc)[Shape::SUMS][4]) {
   std::uint32_t x[2][4];
 #pragma unroll
   for (int j = 0; j < 2; ++j)
@@ -327,59 +359,69 @@ __device__ __forceinline__ void q4_multiply(const std::uint8_t* tiles, const std
   }
 }
 
-// The same for 16 or 32 tokens, by four neighbouring warps together: m64nNk16 with the tokens read from shared memory.
-// Both instructions make the same bits (decision 0009, LinearCuda.WidthsKeepBits).
-template <class Shape>
+// The same for 16 or 32 tokens and some neighbouring tiles of a stage, the first of which is of its turn `turn`, by
+// four neighbouring warps together: m64nNk16 with the tokens read from shared memory. Both instructions make the same
+// bits (decision 0009, LinearCuda.WidthsKeepBits).
+template <class Shape, int TILES>
 __device__ __forceinline__ void q4_multiply_together(const std::uint8_t* tiles, const std::uint8_t* blocks, int lane,
-                                                     float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
-  constexpr int N = Shape::NT * 4;
+                                                     int turn, float (&acc)[Shape::SUMS][Shape::NT * 4]) {
+  constexpr int N = Shape::NT * 4, products = TILES * Shape::STRIPS;
   using Product = cuda::Wgmma<Shape::NT * 8>;
   // From lane 0, so that the compiler knows it for the same in all lanes: descriptors are then worked out in uniform
   // registers, where wgmma takes them from.
   const std::uint64_t x = cuda::matrix_descriptor(__shfl_sync(0xffffffffu, cuda::shared_address(blocks), 0), 128, 1024);
   float part[N];
   float2 sums[Shape::NT];
+  const auto read_sums = [&](int tile) {
 #pragma unroll
-  for (int n = 0; n < Shape::NT; ++n) sums[n] = q4_sums<Shape>(blocks, lane, n);
+    for (int n = 0; n < Shape::NT; ++n) sums[n] = q4_sums<Shape>(blocks + tile * Shape::group_bytes, lane, n);
+  };
+  const auto place = [&](int p) {
+    return tiles + p / Shape::STRIPS * Shape::tile_bytes + p % Shape::STRIPS * Q4Tile::bytes;
+  };
+  read_sums(0);
   std::uint32_t a[2][16];
-  Q4Lines next(tiles, lane);
+  Q4Lines next(place(0), lane);
   next.unpack(a[0]);
 #pragma unroll
-  for (int s = 0; s < Shape::STRIPS; ++s) {
+  for (int p = 0; p < products; ++p) {
+    const int tile = p / Shape::STRIPS;
+    if (p > 0 && p % Shape::STRIPS == 0) read_sums(tile);
+    float(&sum)[N] = acc[Shape::apiece ? turn + tile / Shape::turn : p % Shape::STRIPS];
     const Q4Lines lines = next;
     cuda::wgmma_fence();
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      Product::run(part, &a[s & 1][m * 4], x + m * 16, m > 0);
+      Product::run(part, &a[p & 1][m * 4], x + tile * (Shape::group_bytes / 16) + m * 16, m > 0);
     }
     cuda::wgmma_commit();
-    if (s + 1 < Shape::STRIPS) {
-      next = Q4Lines(tiles + (s + 1) * Q4Tile::bytes, lane);
-      next.unpack(a[(s + 1) & 1]);
+    if (p + 1 < products) {
+      next = Q4Lines(place(p + 1), lane);
+      next.unpack(a[(p + 1) & 1]);
     }
     cuda::wgmma_wait<0>(part);
 #pragma unroll
     for (int n = 0; n < Shape::NT; ++n) {
-      lines.add(*reinterpret_cast<float(*)[4]>(&part[n * 4]), sums[n],
-                *reinterpret_cast<float(*)[4]>(&acc[s][n * 4]));
+      lines.add(*reinterpret_cast<float(*)[4]>(&part[n * 4]), sums[n], *reinterpret_cast<float(*)[4]>(&sum[n * 4]));
     }
   }
 }
 
-// Both halves of a row block, by a warp. The gain behind the linear is weight: it is asked for here, long before it is
+// The halves of a row block, by a warp. The gain behind the linear is weight: it is asked for here, long before it is
 // read.
+template <class Shape>
 __device__ __forceinline__ void q4_find_outputs(const Q4Work& work, int row_block, int lane, Q4Output* outputs) {
   constexpr int rows = Q4Order::group * 16, gated_rows = rows / 2;
-  const int half = lane & 1;
-  const Q4Half at = half_of(work, row_block, work.gated ? 0 : half);
+  const int half = lane % Shape::HALVES;
+  const Q4Half at = half_of<Shape>(work, row_block, Shape::GATED ? 0 : half);
   const Q4Matrix& matrix = work.matrices[at.matrix];
-  const int column = at.group * rows + (work.gated ? half * gated_rows : 0);
-  const int left = at.strips > 0 ? min(work.gated ? gated_rows : rows, matrix.rows - column) : 0;
-  if (lane < 2) {
+  const int column = at.group * rows + (Shape::GATED ? half * gated_rows : 0);
+  const int left = at.strips > 0 ? min(Shape::GATED ? gated_rows : rows, matrix.rows - column) : 0;
+  if (lane < Shape::HALVES) {
     outputs[half] = {matrix.out ? matrix.out + column : nullptr, static_cast<int>(matrix.out_stride), column,
                      max(left, 0), matrix.accumulate};
   }
-  const int line = lane / 2 * 8;  // 32 bytes of gain
+  const int line = lane / Shape::HALVES * 8;  // 32 bytes of gain
   if (work.gain && line < left) cuda::prefetch(work.gain + column + line);
 }
 
@@ -401,8 +443,7 @@ struct Q4Finish {
     float part[Shape::meets][halves][4];
     const int eight = Shape::NT == 1 ? 0 : token / 8;
     const float* from = meet + eight * Shape::block_floats + (token - eight * 8) * 8;
-    const bool gated = work.gated;
-    if (gated) {
+    if (Shape::GATED) {
       from += (half * 8 + (lane >> 2)) * Shape::line_floats + (lane & 3) * 2;
     } else {
       from += (half * 16 + (lane >> 1)) * Shape::line_floats + (lane & 1) * 4;
@@ -411,7 +452,7 @@ struct Q4Finish {
     for (int m = 0; m < Shape::meets; ++m, from += Shape::NT * Shape::block_floats) {
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
-        if (gated) {
+        if (Shape::GATED) {
           const float2 gate = *reinterpret_cast<const float2*>(from + h * 8 * Shape::line_floats);
           const float2 up = *reinterpret_cast<const float2*>(from + (h * 8 + 16) * Shape::line_floats);
           part[m][h][0] = gate.x, part[m][h][1] = gate.y, part[m][h][2] = up.x, part[m][h][3] = up.y;
@@ -424,8 +465,10 @@ struct Q4Finish {
     for (int h = 0; h < halves; ++h) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        values[h][i] = part[0][h][i];
+        values[h][i] = part[0][h][i];  // of four sides, 0 and 2, then 1 and 3, then both
+        if constexpr (Shape::meets == 4) values[h][i] += part[2][h][i];
         if constexpr (Shape::meets == 2) values[h][i] += part[1][h][i];
+        if constexpr (Shape::meets == 4) values[h][i] += part[1][h][i] + part[3][h][i];
       }
     }
   }
@@ -441,10 +484,10 @@ struct Q4Finish {
     to = outputs + half;
 #pragma unroll
     for (int h = 0; h < halves; ++h) {
-      left[h] = to[h].rows - lane * (work.gated ? 2 : 4);
+      left[h] = to[h].rows - lane * (Shape::GATED ? 2 : 4);
 #pragma unroll
       for (int i = 0; i < 4; ++i) before[h][i] = 0;
-      if (left[h] <= 0 || work.gated) continue;
+      if (left[h] <= 0 || Shape::GATED) continue;
       // A panel's groups are all there or not at all.
       if (work.gain) cuda::take_four(__ldg(reinterpret_cast<const float4*>(work.gain + to[h].column + lane * 4)), gain[h]);
       if (!to[h].accumulate) continue;
@@ -466,8 +509,8 @@ struct Q4Finish {
   // once (checked at launch) and nobody polls before he has sent what earlier blocks wait for, so waiting ends.
   // A block has two parts, the second of the row block that begins in it.
   __device__ __forceinline__ uint4* part_of(int block, bool begins) const {
-    return work.sums + static_cast<std::int64_t>(block * Shape::parts + begins) * Shape::part_words + token * 64 +
-           half * 32 + lane;
+    return work.sums + static_cast<std::int64_t>(block * Shape::parts + begins) * Shape::part_words +
+           (token * Shape::HALVES + half) * 32 + lane;
   }
   __device__ __forceinline__ void send(bool begins) const {
     auto word = [](float value) {
@@ -587,7 +630,7 @@ struct Q4Finish {
       if (distance < 16) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     }
     if (lane % 16 == 0 && left[h] > 0) *cuda::panel_sum(panel, token, column) = sum;
-    if (lane == 0) work.squares_out[(row_block * 2 + half + h) * Q4Work::squares_stride + token] = squares;
+    if (lane == 0) work.squares_out[(row_block * Shape::HALVES + half + h) * Q4Work::squares_stride + token] = squares;
   }
   __device__ __forceinline__ void store_gated(int h) {
     float out[2];
@@ -609,7 +652,7 @@ struct Q4Finish {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[h][i] *= scale;
     }
-    if (work.gated) {
+    if (Shape::GATED) {
 #pragma unroll
       for (int h = 0; h < halves; ++h) store_gated(h);
     } else {
@@ -622,15 +665,15 @@ struct Q4Finish {
 // The sides' sums of a row block into shared memory: lines as Q4Finish reads them.
 template <class Shape>
 __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int lane,
-                                         const float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
-  constexpr bool in_turns = Shape::meets == 1;
+                                         const float (&acc)[Shape::SUMS][Shape::NT * 4]) {
+  constexpr bool in_turns = Shape::meets < Shape::SIDES;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
-  float* to = meet + (in_turns ? 0 : side) * Shape::NT * Shape::block_floats +
+  float* to = meet + side % Shape::meets * Shape::NT * Shape::block_floats +
               place * Shape::STRIPS * 2 * Shape::line_floats + (lane & 3) * 16 + (lane >> 2);
   if (!first) cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
 #pragma unroll
   for (int turn = in_turns ? 1 : 0; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
-    if (!in_turns || side == turn) {
+    if (!in_turns || side / Shape::meets == turn) {
 #pragma unroll
       for (int n = 0; n < Shape::NT; ++n) {
 #pragma unroll
@@ -639,7 +682,7 @@ __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int 
           for (int i = 0; i < 2; ++i) {
             float* at = to + n * Shape::block_floats + line * Shape::line_floats + i * 8;
             const int s = line / 2, j = n * 4 + line % 2 * 2 + i;
-            float sum = acc[s][j];
+            float sum = Shape::apiece ? acc[0][j] + acc[1][j] : acc[s][j];
             if (in_turns && turn == 0) sum += *at;
             *at = sum;
           }
@@ -652,27 +695,34 @@ __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int 
 
 // The tiles of a stage; the row block goes on for `left` from its first one.
 template <class Shape>
-__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, int place, int left, int lane,
-                                              float (&acc)[Shape::STRIPS][Shape::NT * 4]) {
-  const std::uint8_t* tiles = base + (place >> 2) * Shape::half_bytes + (place & 3) * Shape::STRIPS * Q4Tile::bytes;
+__device__ __forceinline__ void q4_take_stage(const std::uint8_t* base, unsigned place, int left, int lane,
+                                              float (&acc)[Shape::SUMS][Shape::NT * 4]) {
+  constexpr unsigned of_half = Q4Order::group / Shape::STRIPS;  // warps
+  const std::uint8_t* tiles =
+      base + place / of_half * Shape::half_bytes + place % of_half * Shape::STRIPS * Q4Tile::bytes;
   const std::uint8_t* blocks = base + Shape::weight_bytes;
-  const auto take = [&](int q) {
-    if constexpr (Shape::NT == 1) {
+  // In one go what a tile reads is on its way while the one before is multiplied.
+  const bool whole = left >= (Shape::turns - 1) * Shape::apart + Shape::turn;
+  if constexpr (Shape::NT == 1) {
+    const auto take = [&](int q) {
       q4_multiply<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
-    } else {
-      q4_multiply_together<Shape>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, acc);
+    };
+    if (whole) {
+#pragma unroll
+      for (int q = 0; q < Shape::TILES; ++q) take(q);
+      return;
     }
-  };
-  if (Shape::NT == 1 && left >= Shape::round - Shape::turn) {
-    // All in one go: what a tile reads is on its way while the one before is multiplied.
-#pragma unroll
-    for (int q = 0; q < Shape::TILES; ++q) take(q);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Shape::turns; ++i) {
 #pragma unroll 1
-    for (int q = 0; q < Shape::tiles_of(left, i); ++q) take(i * Shape::turn + q);
+    for (int q = 0, count = Shape::tiles_of(left); q < count; ++q) take(q);
+  } else {
+    if (whole) return q4_multiply_together<Shape, Shape::TILES>(tiles, blocks, lane, 0, acc);
+#pragma unroll
+    for (int i = 0; i < Shape::turns; ++i) {
+#pragma unroll 1
+      for (int q = i * Shape::turn, end = q + Shape::tiles_of(left, i); q < end; ++q) {
+        q4_multiply_together<Shape, 1>(tiles + q * Shape::tile_bytes, blocks + q * Shape::group_bytes, lane, i, acc);
+      }
+    }
   }
 }
 
@@ -686,7 +736,7 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
   auto* outputs = reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset);
   Q4Ring<Shape::STAGES> start;  // of the segment
   int segment = 0;
-  const auto take_segment = [&](int count, float(&acc)[Shape::STRIPS][NT * 4]) {
+  const auto take_segment = [&](int count, float(&acc)[Shape::SUMS][NT * 4]) {
     Q4Ring<Shape::STAGES> at = start;
     at.advance(side);
     for (int left = count - side * Shape::turn; left > 0; left -= Shape::round) {
@@ -700,15 +750,15 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
     start.advance(Shape::stages_of(count));
     q4_bring<Shape>(meet, segment == 0, cuda::opaque(warp), cuda::opaque(lane), acc);
   };
-  constexpr int items = 2 / Shape::halves_at_once;  // of a token, that a warp finishes one by one
+  constexpr int items = Shape::HALVES / Shape::halves_at_once;  // of a token, that a warp finishes one by one
   Q4Walk walk(work);
   for (; walk.next(); ++segment) {
-    // Both halves of a row block that is all this block's. The others read it behind the barrier at the segment's end, and
-    // have done so before the next but one begins (the barrier before its sums meet).
+    // The halves of a row block that is all this block's. The others read it behind the barrier at the segment's end,
+    // and have done so before the next but one begins (the barrier before its sums meet).
     if (warp == Shape::consumers - 1 && !walk.shared())
-      q4_find_outputs(work, walk.row_block, lane, outputs + segment % 2 * 2);
+      q4_find_outputs<Shape>(work, walk.row_block, lane, outputs + segment % 2 * 2);
     cuda::wait_for_predecessors();  // before the scratch and the outputs that a predecessor may still use
-    float acc[Shape::STRIPS][NT * 4] = {};
+    float acc[Shape::SUMS][NT * 4] = {};
     take_segment(walk.count, acc);
     cuda::block_barrier<2>(Shape::consumers * 32);
     const bool sends = walk.shared();
@@ -751,6 +801,7 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
 // The row blocks that this block finishes with others, by a whole warp: of its first segment, and of its last where it
 // begins one; or, where blocks that have nothing of a common row block finish it, that. Rows go to pairs 2 and 3 of
 // `outputs`.
+template <class Shape>
 __device__ __forceinline__ void q4_few_plan(const Q4Work& work, int warps, int lane, Q4Share (&shares)[2],
                                             Q4Output* outputs) {
   if (lane < 2) shares[lane].count = 0;
@@ -762,7 +813,7 @@ __device__ __forceinline__ void q4_few_plan(const Q4Work& work, int warps, int l
     if (over < 0 || row_block >= static_cast<int>(work.split.common)) return;
     if (lane < 2)
       shares[lane] = {row_block, row_block * count, count, over - row_block * finishers, finishers, 2, warps};
-    q4_find_outputs(work, row_block, lane, outputs + 4);
+    q4_find_outputs<Shape>(work, row_block, lane, outputs + 4);
     return;
   }
   for (Q4Walk walk(work); walk.next();) {
@@ -776,7 +827,7 @@ __device__ __forceinline__ void q4_few_plan(const Q4Work& work, int warps, int l
       if (second) shares[0].warps = shares[1].warps = warps / 2;
       if (!second) shares[0] = share;
     }
-    q4_find_outputs(work, walk.row_block, lane, outputs + (2 + which) * 2);
+    q4_find_outputs<Shape>(work, walk.row_block, lane, outputs + (2 + which) * 2);
   }
 }
 
@@ -792,33 +843,30 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   static_assert(words <= Shape::threads);
   // Where all meet once the barriers are there: the first warp that fetches weights has made them.
   const auto meet = [&] { cuda::block_barrier<0>(Shape::threads); };
-  const auto fetch_weights = [&](int half) {
+  const bool makes_barriers = warp == Shape::consumers;
+  if (makes_barriers && lane == 0) {
+#pragma unroll
+    for (int i = 0; i < Shape::STAGES; ++i) {
+      cuda::barrier_init(barriers.weights(i), Shape::fetch_by_stage ? 1 : 2);  // threads that fetch
+      cuda::barrier_init(barriers.panel(i), 1);
+      cuda::barrier_init(barriers.empty(i), Shape::WARPS);  // a side
+    }
+    cuda::barrier_init(barriers.scales_ready(), 1);
+    cuda::barrier_init(barriers.plan_ready(), 2);  // the lanes that write outputs
+    cuda::barrier_init(barriers.alone(), 1);
+    cuda::barrier_init_done();
+  }
+  if (makes_barriers || warp == Shape::consumers + 3) {
     cuda::block_barrier<4>(64);
-    q4_few_weights<Shape>(given, memory, barriers, half, lane == 0, [&] {
+    q4_few_weights<Shape>(given, memory, barriers, !makes_barriers, lane == 0, [&] {
       __syncwarp();
       meet();
       cuda::give_registers<Shape::PRODUCER_REGISTERS>();
     });
-  };
-  if (warp == Shape::consumers) {
-    if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < Shape::STAGES; ++i) {
-        cuda::barrier_init(barriers.weights(i), 2);  // a thread for each half
-        cuda::barrier_init(barriers.panel(i), 1);
-        cuda::barrier_init(barriers.empty(i), Shape::WARPS);  // a side
-      }
-      cuda::barrier_init(barriers.scales_ready(), 1);
-      cuda::barrier_init(barriers.plan_ready(), 2);  // the lanes that write outputs
-      *reinterpret_cast<volatile int*>(memory + Shape::pace_offset) = Shape::ahead_at_first;
-      cuda::barrier_init_done();
-    }
-    fetch_weights(0);
     __syncwarp();
-    cuda::dependents_may_start();
+    if (makes_barriers) cuda::dependents_may_start();
     return;
   }
-  if (warp == Shape::consumers + 3) return fetch_weights(1);
   if (threadIdx.x < words) {
     reinterpret_cast<std::uint32_t*>(&work)[threadIdx.x] = reinterpret_cast<const std::uint32_t*>(&given)[threadIdx.x];
   }
@@ -833,8 +881,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   if (role == 1) {
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
   } else if (role == 2) {
-    q4_few_plan(work, Shape::consumers, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
-                reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset));
+    q4_few_plan<Shape>(work, Shape::consumers, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
+                       reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset));
     if (lane < 2) cuda::barrier_arrive(barriers.plan_ready());
     if (!work.squares_in) return;
     cuda::wait_for_predecessors();

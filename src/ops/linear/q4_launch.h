@@ -7,7 +7,8 @@ namespace splash::ops {
 
 struct Q4Work;
 void launch_q4_few(cuda::Stream& stream, const Q4Work& work);  // tokens <= 32
-int q4_square_parts(const Q4Work& work);  // sums of squares that launch_q4_few writes where a norm follows
+// Sums of squares that launch_q4_few writes where a norm follows.
+int q4_square_parts(cuda::Stream& stream, const Q4Work& work);
 void launch_q4_wide(cuda::Stream& stream, const Q4Work& work);  // panel tiles of 64 to 256 tokens
 // silu(gate) * up of matrices 0 and 1 to gated_panel (and matrix 0's out, if it has one).
 void launch_q4_wide_gated(cuda::Stream& stream, const Q4Work& work);

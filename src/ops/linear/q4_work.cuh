@@ -47,7 +47,6 @@ struct alignas(16) Q4Work {
   static constexpr int squares_stride = 32;
 };
 
-constexpr int q4_row_block = 16;                  // strips that a block works on at a time, two groups
 constexpr std::uint32_t q4_absent = 0xffffffffu;  // a NaN that arithmetic does not make
 
 __device__ __forceinline__ Q4Order order_of(const Q4Work& work, const Q4Matrix& matrix) {
@@ -64,18 +63,20 @@ __device__ __forceinline__ int matrix_of(const Q4Work& work, int group) {
   return matrix;
 }
 
-// Half a row block: eight strips of one matrix, of which the sequence may have fewer or none.
+// Half a row block, or all of a small one (`HALVES`): eight strips of one matrix, of which the sequence may have fewer
+// or none.
 struct Q4Half {
   int matrix = 0, group = 0;  // of the matrix
   int strips = 0;
   bool whole = false;
 };
+template <class Shape>
 __device__ __forceinline__ Q4Half half_of(const Q4Work& work, int row_block, int half) {
   Q4Half at;
   at.group = row_block;
   at.matrix = half;
-  if (!work.gated) {
-    const int group = row_block * 2 + half;
+  if (!Shape::GATED) {
+    const int group = row_block * Shape::HALVES + half;
     at.matrix = matrix_of(work, group);
     at.group = group - work.matrices[at.matrix].first_group;
   }
