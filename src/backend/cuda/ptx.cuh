@@ -79,12 +79,8 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, unsigned par
         "r"(parity)
         : "memory");
   } else {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra again; }" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
+    while (!barrier_passed(barrier, parity)) {
+    }
   }
 }
 // Weights are read once per step: they leave the L2 first, so that activations and partial sums stay in it.

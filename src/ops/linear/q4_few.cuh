@@ -114,7 +114,7 @@ struct Q4FewShape {
   // from different banks.
   static constexpr int line_floats = 68;
   static constexpr int block_floats = row_block * 2 * line_floats;  // of 8 tokens
-  static constexpr int meets = NT == 4 ? SIDES / 2 : SIDES;  // with many tokens two sides share one
+  static constexpr int meets = NT == 4 ? 1 : SIDES;  // with many tokens two sides share theirs
   static constexpr int meet_offset = stage_bytes * STAGES;
   static constexpr int work_offset = meet_offset + meets * NT * block_floats * 4;
   // Both halves of the segment at hand, of the one before and of two shares.
@@ -225,7 +225,6 @@ __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t*
   constexpr int at_first = by_stage ? Shape::ahead_at_first / 2 : Shape::ahead_at_first;
   static_assert(at_first > 0);
   const int half = by_stage ? 0 : which;
-  bool others = which == 0;  // whether the stage before was the other warp's
   int asked = 0, pace = Shape::ahead_at_first;
   Q4Ring<Shape::STAGES> at;
   const std::uint64_t policy = cuda::stream_policy();
@@ -241,7 +240,7 @@ __device__ __forceinline__ void q4_few_weights(const Q4Work& work, std::uint8_t*
       step = Shape::to_next(side);
       const int stage = at.stage, parity = at.parity;
       at.template step<1>();
-      if (by_stage && (others = !others)) continue;
+      if (by_stage && stage % 2 != which) continue;
       if (pace == Shape::ahead_at_first && cuda::barrier_passed(barriers.alone(), 0)) pace = Shape::ahead;
       const int before = stage - pace;  // nothing yet: a fresh barrier's phase before the first is over
       cuda::barrier_wait(barriers.weights(before < 0 ? before + Shape::STAGES : before), parity ^ (before < 0));
@@ -465,10 +464,9 @@ struct Q4Finish {
     for (int h = 0; h < halves; ++h) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        values[h][i] = part[0][h][i];  // of four sides, 0 and 2, then 1 and 3, then both
-        if constexpr (Shape::meets == 4) values[h][i] += part[2][h][i];
-        if constexpr (Shape::meets == 2) values[h][i] += part[1][h][i];
-        if constexpr (Shape::meets == 4) values[h][i] += part[1][h][i] + part[3][h][i];
+        float& sum = values[h][i] = part[0][h][i];
+        if constexpr (Shape::meets == 2) sum += part[1][h][i];
+        if constexpr (Shape::meets == 4) sum = (sum + part[2][h][i]) + (part[1][h][i] + part[3][h][i]);
       }
     }
   }
@@ -666,14 +664,14 @@ struct Q4Finish {
 template <class Shape>
 __device__ __forceinline__ void q4_bring(float* meet, bool first, int warp, int lane,
                                          const float (&acc)[Shape::SUMS][Shape::NT * 4]) {
-  constexpr bool in_turns = Shape::meets < Shape::SIDES;
+  constexpr bool in_turns = Shape::meets == 1;
   const int side = warp / Shape::WARPS, place = warp % Shape::WARPS;
-  float* to = meet + side % Shape::meets * Shape::NT * Shape::block_floats +
+  float* to = meet + (in_turns ? 0 : side) * Shape::NT * Shape::block_floats +
               place * Shape::STRIPS * 2 * Shape::line_floats + (lane & 3) * 16 + (lane >> 2);
   if (!first) cuda::block_barrier<1>(Shape::consumers * 32);  // what was here before has been read
 #pragma unroll
   for (int turn = in_turns ? 1 : 0; turn >= 0; --turn) {  // side 1 leaves its sums, side 0 adds its own
-    if (!in_turns || side / Shape::meets == turn) {
+    if (!in_turns || side == turn) {
 #pragma unroll
       for (int n = 0; n < Shape::NT; ++n) {
 #pragma unroll
@@ -802,8 +800,9 @@ __device__ __forceinline__ void q4_few_consume(const Q4Work& work, std::uint8_t*
 // begins one; or, where blocks that have nothing of a common row block finish it, that. Rows go to pairs 2 and 3 of
 // `outputs`.
 template <class Shape>
-__device__ __forceinline__ void q4_few_plan(const Q4Work& work, int warps, int lane, Q4Share (&shares)[2],
+__device__ __forceinline__ void q4_few_plan(const Q4Work& work, int lane, Q4Share (&shares)[2],
                                             Q4Output* outputs) {
+  constexpr int warps = Shape::consumers;
   if (lane < 2) shares[lane].count = 0;
   __syncwarp();
   if (work.split.finishers > 0) {
@@ -881,7 +880,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) q4_few_kernel(const __grid_
   if (role == 1) {
     if (lane == 0) q4_few_panels<Shape>(work, memory, barriers);
   } else if (role == 2) {
-    q4_few_plan<Shape>(work, Shape::consumers, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
+    q4_few_plan<Shape>(work, lane, *reinterpret_cast<Q4Share(*)[2]>(memory + Shape::shares_offset),
                        reinterpret_cast<Q4Output*>(memory + Shape::outputs_offset));
     if (lane < 2) cuda::barrier_arrive(barriers.plan_ready());
     if (!work.squares_in) return;

@@ -29,8 +29,8 @@ void launch_shape(cuda::Stream& stream, Q4Work work) {
   cuda::launch(stream, "q4 few", {dim3(blocks), dim3(Shape::threads), Shape::shared_bytes}, kernel, work);
 }
 
-// Strips of a row block and the sides' turns are the same for all widths, so the split of K, and with it every bit,
-// does not depend on the width. Stages of the ring: for 8, 16 and 32 tokens, what shared memory holds.
+// What K is cut into, and the order in which its sums meet, are the same for all widths, so no bit depends on the
+// width. Stages of the ring: for 8, 16 and 32 tokens, what shared memory holds.
 template <int HALVES, bool GATED, int stages_8, int stages_16, int stages_32>
 void launch_width(cuda::Stream& stream, const Q4Work& work) {
   if (work.tokens <= 8) return launch_shape<Q4FewShape<1, HALVES, GATED, stages_8>>(stream, work);
