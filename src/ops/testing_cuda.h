@@ -31,10 +31,20 @@ inline Stream& stream() {
       std::fprintf(stderr, "%s\n", result.error().message.c_str());
       std::exit(1);
     }
+    // Tests look at floats and panels; those of what a model folds say so.
+    (*result)->set_folds_norms(false);
     return std::move(*result);
   }();
   return *opened;
 }
+
+// While it lives, the stream folds norms and leaves floats unwritten that only linears would read, as a model's does.
+struct FoldsNorms {
+  FoldsNorms() { stream().set_folds_norms(true); }
+  ~FoldsNorms() { stream().set_folds_norms(false); }
+  FoldsNorms(const FoldsNorms&) = delete;
+  FoldsNorms& operator=(const FoldsNorms&) = delete;
+};
 
 // Device memory that lives until the test ends.
 class Memory {

@@ -41,6 +41,7 @@ class RepeatCuda : public testing::Test {
  protected:
   static SyntheticModel& model() {
     static std::unique_ptr<SyntheticModel> made = [] {
+      stream().set_folds_norms(true);  // as a model's stream does
       Geometry geometry;
       geometry.layers = 8, geometry.draft_layers = 2, geometry.taps = 3;
       auto result = SyntheticModel::make(stream(), geometry, 8, context);

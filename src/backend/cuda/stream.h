@@ -67,8 +67,8 @@ class Stream {
   const Panel* panel_of(MatrixView<const float> matrix) const;
   void forget_panels(MatrixView<const float> matrix);
 
-  // Whether linears may leave the floats of a normed matrix unwritten (linear_add_norm). Not where one of its readers
-  // has weights of a kind that takes floats.
+  // Whether norms may be made inside of linears (linear_add_norm), and floats of normed and gated matrices stay unwritten
+  // where there is a panel. Not where one of their readers has weights of a kind that takes floats.
   void set_folds_norms(bool folds) { folds_norms_ = folds; }
   bool folds_norms() const { return folds_norms_ && !portable_; }
 

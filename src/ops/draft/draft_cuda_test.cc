@@ -161,6 +161,7 @@ TEST(DraftCuda, ContextsOfAllLayers) {
       const MatrixView<float> context = memory.matrix(rows, hidden), normed = memory.matrix(rows, hidden),
                               f = memory.matrix(features, rows, taps * hidden);
       if (together) {
+        const FoldsNorms folds;
         linear_norm(stream(), f, memory.weight(fc.view), context, memory.vector(gain), 1e-6f, normed);
         draft_contexts(stream(), g, normed, of);
       } else {

@@ -234,7 +234,7 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   add_matrix(work, {up, out, false});
   work.gated_panel = stream.panel_to_fill(out);
   work.gated = 1;
-  if (x.rows >= wide_from && stream.folds_norms()) work.matrices[0].out = nullptr;
+  if (stream.folds_norms() && work.gated_panel.data) work.matrices[0].out = nullptr;
   run(stream, work);
 }
 

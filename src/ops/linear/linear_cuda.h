@@ -15,8 +15,8 @@ namespace splash::ops {
 void linear(cuda::Stream& stream, MatrixView<const float> x, std::span<const LinearTarget> targets);
 
 // out = silu(gate x) * (up x), in one launch where weights are q4 (from 33 rows on and not in whole groups, in two, with
-// `upped` [rows, I] as scratch); what reads it next must be a linear (from 33 rows on, a stream that folds norms leaves its
-// floats unwritten).
+// `upped` [rows, I] as scratch); what reads it next must be a linear (a stream that folds norms leaves its floats unwritten
+// where there is a panel).
 void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::Weight& gate, const pack::Weight& up,
                    MatrixView<float> upped, MatrixView<float> out);
 

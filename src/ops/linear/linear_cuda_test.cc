@@ -188,12 +188,11 @@ TEST(LinearCuda, Strips) {
 }
 
 // norm -> gate and up -> down through panels, against the same with every step rounded as the panels round. `at_once`:
-// gate and up in one launch, whose floats are written where norms are not folded.
+// gate and up in one launch.
 void expect_mlp_through_panels(int tokens, bool at_once) {
   Numbers numbers(19);
   Memory memory;
   stream().reset();
-  stream().set_folds_norms(!at_once);
   const int hidden = 512, inner = 1152;
   const std::vector<float> x = numbers.normals(std::size_t(tokens) * hidden, 3), gain = numbers.normals(hidden);
   const HostWeight gate = random_q4(numbers, inner, hidden), up = random_q4(numbers, inner, hidden),
@@ -226,7 +225,6 @@ void expect_mlp_through_panels(int tokens, bool at_once) {
   expect_panel("swiglu", inner1);
   linear_add(stream(), inner1, ddown, dx);
   expect_close("mlp", download(dx), want, tokens <= 32 ? 2e-3 : 6e-3);
-  stream().set_folds_norms(true);
 }
 TEST(LinearCuda, MlpThroughPanels) {
   for (const int tokens : {8, 27, 33, 64, 130}) {
@@ -236,6 +234,7 @@ TEST(LinearCuda, MlpThroughPanels) {
 
 // Down projection, norm and gate/up without a norm kernel, against the same with one.
 TEST(LinearCuda, FoldedNorm) {
+  const FoldsNorms folds;
   Numbers numbers(61);
   for (const int tokens : {1, 8, 16, 30}) {
     Memory memory;
@@ -268,6 +267,7 @@ TEST(LinearCuda, FoldedNorm) {
 // From wide_pass_rows on: K in parts with the norm behind it, gate and up in one launch; the same bits as one by one,
 // and a row's bits do not depend on how many there are.
 TEST(LinearCuda, WidePasses) {
+  const FoldsNorms folds;
   Numbers numbers(67);
   constexpr int width = 512, inner = 1664, after = 520, most = 600;
   const HostWeight down = random_q4(numbers, width, 2048), gate = random_q4(numbers, inner, width),
@@ -339,6 +339,44 @@ TEST(LinearCuda, PortableWidthsKeepBits) {
   }
 }
 
+// As many row blocks as fill the device without being split (at 17 to 64 tokens; elsewhere they mostly are), and one more,
+// which is: bits are those of a row alone.
+TEST(LinearCuda, PortableRowBlocksSplitOrNot) {
+  if (!stream().portable()) GTEST_SKIP() << "Hopper's kernels add up in three ways (decision 0006)";
+  Numbers numbers(79);
+  constexpr int cols = 640, most = 64, rows_of_block = 256;
+  const int filling = 2 * stream().facts().multiprocessors;
+  for (const int row_blocks : {filling, 1}) {
+    const int after = row_blocks * rows_of_block - 24;
+    const HostWeight weight = random_q4(numbers, after, cols);
+    const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
+    std::vector<std::vector<float>> alone;
+    for (const int tokens : {8, 17, 32, 33, most}) {
+      Memory memory;
+      stream().reset();
+      const MatrixView<float> dx = memory.matrix({x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols),
+                              out = memory.matrix(tokens, after);
+      linear(stream(), dx, memory.weight(weight.view), out);
+      const std::vector<float> got = download(out);
+      if (tokens == 8) {
+        for (int row = 0; row < tokens; ++row)
+          alone.emplace_back(got.begin() + std::ptrdiff_t{row} * after, got.begin() + std::ptrdiff_t{row + 1} * after);
+      }
+      for (int row = 0; row < 8; ++row) {
+        expect_same("row", {got.begin() + std::ptrdiff_t{row} * after, got.begin() + std::ptrdiff_t{row + 1} * after},
+                    alone[row]);
+      }
+      if (tokens < most) continue;
+      // The last rows too: those of eight of them by themselves.
+      stream().reset();
+      const MatrixView<float> last = memory.matrix({x.end() - std::ptrdiff_t{8} * cols, x.end()}, 8, cols),
+                              few = memory.matrix(8, after);
+      linear(stream(), last, memory.weight(weight.view), few);
+      expect_same("last rows", {got.end() - std::ptrdiff_t{8} * after, got.end()}, download(few));
+    }
+  }
+}
+
 // Gate and up of more row blocks than there are multiprocessors: right, and a row's bits are those it has alone.
 TEST(LinearCuda, ManyGatedRows) {
   Numbers numbers(73);
@@ -368,6 +406,7 @@ TEST(LinearCuda, ManyGatedRows) {
 
 // The linears of a layer at every width, again and again: a row's bits are those it has alone.
 TEST(LinearCuda, WidthsKeepBits) {
+  const FoldsNorms folds;
   Numbers numbers(67);
   const int hidden = 1280, mixer = 1536, inner = 10240;
   Memory memory;

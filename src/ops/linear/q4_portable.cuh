@@ -5,8 +5,10 @@
 // K is cut in eight parts, always: groups in order inside a part, then parts in order. So a row's bits depend on
 // nothing but its own numbers: not on the rows beside it, the kernel, the tile or the number of multiprocessors.
 //
-// rows kernel (up to 64 tokens, bound by the weights' bytes): a warp of a block takes a part; weights go from memory
+// rows kernel (up to 16 tokens, bound by the weights' bytes): a warp of a block takes a part; weights go from memory
 //   straight into the registers that multiply them (q4_tile.h's order), a group ahead; the parts meet in shared memory.
+// mid kernel (17 to 64): 128 or 256 output rows x all tokens a block, and of K some of the parts; groups through a ring of
+//   cp.async.
 // wide kernel (more tokens, bound by products): 128 output rows x 64 tokens a block, groups through a ring of cp.async.
 #pragma once
 
@@ -145,6 +147,207 @@ __global__ void __launch_bounds__(rows_threads)
       q4_store<1, 1, false>(work, strip + i / NT, first_token + i % NT * 8, lane, sums);
     }
   }
+}
+
+// Grid: row blocks of 8 * STRIPS strips x splits. A block has some of the eight parts of K, a warp of it STRIPS strips with
+// NT * 8 tokens (of SIDES times as many), so that a group of the panel is read once for all strips of a row block. Where a
+// row block is split, what its blocks make goes to `partials` and the last one to arrive adds it up: nobody waits, and the
+// order is that of the parts whoever it is.
+template <int SIDES, int STRIPS_>
+struct alignas(16) MidShared {
+  static constexpr int STRIPS = STRIPS_, strips = 8 * STRIPS;  // of a warp, of a block
+  static constexpr int NT = 4, blocks8 = NT * SIDES;  // of 8 tokens: of a warp, of a block
+  static constexpr int threads = SIDES * 256;
+  static constexpr int resident = SIDES == 2 ? 1 : STRIPS == 2 ? 2 : 3;  // blocks of a multiprocessor
+  struct Group {
+    std::uint8_t tiles[strips][Q4Tile::bytes];
+    std::uint8_t panel[blocks8][cuda::Panel::block_bytes];
+  };
+  static constexpr int stages_count = 4;
+  Group stages[stages_count];
+  float sums[2][blocks8 * 8];  // of a group's inputs, by turns
+  int last;
+  // What a thread has of finished parts: in shared memory behind this, where a row block is not split.
+  static constexpr int total_words = STRIPS * NT;
+  static constexpr std::size_t total_bytes = std::size_t{total_words} * threads * sizeof(float4);
+  static constexpr bool holds_total = SIDES == 1;  // both sides' would be more than the 99 KB that every device has
+};
+// What a split row block leaves: the sum of the first block's parts, then every other part.
+__host__ __device__ constexpr int mid_slots(int splits) { return 1 + k_parts - k_parts / splits; }
+
+template <class Shared>
+__global__ void __launch_bounds__(Shared::threads, Shared::resident)
+    q4_portable_mid_kernel(const __grid_constant__ Q4Work work, int splits) {
+  extern __shared__ __align__(128) std::uint8_t memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  constexpr int STRIPS = Shared::STRIPS, NT = Shared::NT, stages = Shared::stages_count, threads = Shared::threads,
+                blocks8 = Shared::blocks8, words = Shared::total_words;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread >> 5, lane = thread & 31, side = warp / 8, place = warp % 8;
+  const int row_block = static_cast<int>(blockIdx.x) / splits, split = static_cast<int>(blockIdx.x) % splits;
+  const int first_strip = row_block * Shared::strips, per_split = k_parts / splits;
+  int part = split * per_split;
+  const int begin = part_begin(work.tiles_k, part), end = part_begin(work.tiles_k, part + per_split);
+
+  // What this thread copies of every group, in pieces of 16 bytes.
+  constexpr int tile_pieces = Q4Tile::bytes / 16, weight_pieces = Shared::strips * tile_pieces;
+  constexpr int rounds = (weight_pieces + threads - 1) / threads;
+  constexpr int panel_pieces = blocks8 * cuda::Panel::block_bytes / 16;
+  static_assert(panel_pieces == threads);
+  const std::uint8_t* from[rounds];
+  int step[rounds];
+#pragma unroll
+  for (int i = 0; i < rounds; ++i) {
+    const int piece = min(thread + i * threads, weight_pieces - 1);
+    const StripTiles tiles = strip_tiles(work, first_strip + piece / tile_pieces);
+    step[i] = tiles.step;
+    from[i] = tiles.first + static_cast<std::int64_t>(begin) * tiles.step + piece % tile_pieces * 16;
+  }
+  constexpr int group_bytes = blocks8 * cuda::Panel::block_bytes;
+  const std::uint8_t* panel = work.panel + static_cast<std::int64_t>(begin) * group_bytes + thread * 16;
+  int asked = begin, ask_stage = 0;
+  auto request = [&] {
+    if (asked < end) {
+      const std::uint32_t to = cuda::shared_address(&shared.stages[ask_stage]) + thread * 16;
+#pragma unroll
+      for (int i = 0; i < rounds; ++i) {
+        if ((i + 1) * threads <= weight_pieces || thread + i * threads < weight_pieces)
+          cuda::copy_16(to + i * threads * 16, from[i]);
+        from[i] += step[i];
+      }
+      cuda::copy_16(to + Shared::strips * Q4Tile::bytes, panel);
+      panel += group_bytes;
+    }
+    cuda::commit_copies();
+    ++asked;
+    ask_stage = ask_stage + 1 == stages ? 0 : ask_stage + 1;
+  };
+  auto inputs_at = [&](const typename Shared::Group& group, int n, int j) {
+    return cuda::shared_address(group.panel[n]) + j * 512 + (lane >> 3) * 128 + (lane & 7) * 16;
+  };
+  auto add_up_inputs = [&](int stage, int turn) {  // a warp per 8 tokens
+    if (warp >= blocks8) return;
+    std::uint32_t x[8];
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      cuda::load_matrices(*reinterpret_cast<std::uint32_t(*)[4]>(&x[j * 4]), inputs_at(shared.stages[stage], warp, j));
+    float sums[4] = {};
+    sum_inputs(x, sums);
+    if (lane < 4) *reinterpret_cast<float2*>(&shared.sums[turn][warp * 8 + lane * 2]) = make_float2(sums[0], sums[1]);
+  };
+
+#pragma unroll
+  for (int i = 0; i < stages - 1; ++i) request();
+  float acc[STRIPS][NT][4] = {};
+  auto* total = reinterpret_cast<float4*>(memory + sizeof(Shared)) + thread;
+  const auto partials = [&](int slot) {
+    return reinterpret_cast<float4*>(work.partials) +
+           static_cast<std::int64_t>(row_block * mid_slots(splits) + slot) * (words * threads) + thread;
+  };
+  const bool unsplit = Shared::holds_total && splits == 1;
+  if (unsplit) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) total[i * threads] = make_float4(0, 0, 0, 0);
+  }
+  cuda::wait_copies<stages - 2>();
+  __syncthreads();
+  if (begin < end) add_up_inputs(0, 0);
+  int part_end = part_begin(work.tiles_k, part + 1);
+  const int past = part + per_split;
+  auto finish_part = [&] {
+    float4* slot = unsplit ? total : partials(split == 0 ? 0 : 1 + part - per_split);
+    const bool adds = unsplit || (split == 0 && part > 0);
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        float4& to = slot[(s * NT + n) * threads];
+        float(&sum)[4] = acc[s][n];
+        if (adds) {
+          const float4 before = to;
+          sum[0] = before.x + sum[0], sum[1] = before.y + sum[1], sum[2] = before.z + sum[2], sum[3] = before.w + sum[3];
+        }
+        to = make_float4(sum[0], sum[1], sum[2], sum[3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = 0;
+      }
+    }
+    ++part;
+    part_end = part_begin(work.tiles_k, part + 1);
+  };
+  int at = 0, turn = 0;
+  for (int group = begin; group < end; ++group, turn ^= 1) {
+    // The next group has arrived too; everyone has left the stage that is filled again.
+    cuda::wait_copies<stages - 3>();
+    __syncthreads();
+    request();
+    const int next = at + 1 == stages ? 0 : at + 1;
+    if (group + 1 < end) add_up_inputs(next, turn ^ 1);
+    while (part_end == group) finish_part();  // parts without a group add nothing
+    const typename Shared::Group& stage = shared.stages[at];
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+      const Q4Lines lines(stage.tiles[place * STRIPS + s], lane);
+      float product[NT][4] = {};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        std::uint32_t x[NT][4], a[8];
+#pragma unroll
+        for (int n = 0; n < NT; ++n) cuda::load_matrices(x[n], inputs_at(stage, side * NT + n, j));
+        lines.unpack_half(j, a);
+        // Products that do not wait for each other follow each other.
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+            cuda::mma_bf16(product[n], a[m * 4], a[m * 4 + 1], a[m * 4 + 2], a[m * 4 + 3], x[n][2 * m], x[n][2 * m + 1]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const float2 pair = *reinterpret_cast<const float2*>(&shared.sums[turn][(side * NT + n) * 8 + (lane & 3) * 2]);
+        lines.add(product[n], pair, acc[s][n]);
+      }
+    }
+    at = next;
+  }
+#pragma unroll 1
+  while (part < past) finish_part();
+  if (!unsplit) {
+    // Everybody's sums are in memory before the count says so.
+    __syncthreads();
+    auto* arrived = reinterpret_cast<unsigned*>(work.exchange) + row_block;
+    if (thread == 0) {
+      __threadfence();
+      shared.last = atomicAdd(arrived, 1u) == static_cast<unsigned>(splits) - 1;
+      if (shared.last) *arrived = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!shared.last) return;
+  }
+  const int slots = mid_slots(splits);
+#pragma unroll
+  for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      if (unsplit) {
+        cuda::take_four(total[(s * NT + n) * threads], acc[s][n]);
+        continue;
+      }
+      float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+      for (int i = 0; i < slots; ++i) {
+        const float4 one = __ldcg(partials(i) + (s * NT + n) * threads);
+        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+      }
+      cuda::take_four(sum, acc[s][n]);
+    }
+  }
+  const int strip = first_strip + place * STRIPS;
+  if constexpr (STRIPS % 2 == 0) {
+    if (work.gated) return q4_store<STRIPS, NT, true>(work, strip, side * NT * 8, lane, acc);
+  }
+  q4_store<STRIPS, NT, false>(work, strip, side * NT * 8, lane, acc);
 }
 
 // A group of a block's work in shared memory, as it lies in memory.

@@ -16,14 +16,58 @@ void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
                kernel, work, row_tile);
 }
 
-// Four strips a warp read the panel half as often; two where four would leave multiprocessors idle, and for 32 tokens,
-// where four do not fit the registers.
+// Two strips a warp read the panel half as often; of small matrices one, so that there are warps enough to wait for
+// memory.
 template <int NT>
 void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
-  if constexpr (NT < 4) {
-    if (work.groups * Q4Order::group >= 8 * stream.facts().multiprocessors) return launch_rows<NT, 4>(stream, work, row_tile);
+  if (work.gated || work.groups * Q4Order::group >= 4 * stream.facts().multiprocessors) {
+    launch_rows<NT, 2>(stream, work, row_tile);
+  } else {
+    launch_rows<NT, 1>(stream, work, row_tile);
   }
-  launch_rows<NT, 2>(stream, work, row_tile);
+}
+
+// In how many a row block's parts of K are split: what fills the device's places best, the fewest of those. The bits are
+// the same for all.
+template <class Shared>
+int mid_splits(cuda::Stream& stream, int row_blocks) {
+  const auto bytes = [&](int splits) { return row_blocks * mid_slots(splits) * Shared::total_bytes; };
+  const auto filled = [&](int splits) {
+    const int places = Shared::resident * stream.facts().multiprocessors, blocks = row_blocks * splits;
+    return static_cast<double>(blocks) / ((blocks + places - 1) / places * places);
+  };
+  constexpr double worth = 1.05;
+  int best = 1;
+  for (int splits = 2; splits <= k_parts && bytes(splits) <= stream.partials_bytes() / 2; splits *= 2) {
+    if (filled(splits) > worth * filled(best)) best = splits;
+  }
+  return best;
+}
+
+// False: not split, and then the wide kernel's.
+template <class Shared>
+bool launch_mid(cuda::Stream& stream, const Q4Work& work) {
+  const int row_blocks = (work.groups * Q4Order::group + Shared::strips - 1) / Shared::strips;
+  const int splits = mid_splits<Shared>(stream, row_blocks);
+  if (splits == 1 && !Shared::holds_total) return false;
+  SPLASH_CHECK(splits == 1 || row_blocks * sizeof(unsigned) <= stream.exchange_bytes());
+  auto* kernel = q4_portable_mid_kernel<Shared>;
+  constexpr std::size_t most = sizeof(Shared) + (Shared::holds_total ? Shared::total_bytes : 0);
+  static_assert(most <= 99 * 1024);
+  cuda::allow_shared(stream, kernel, most);
+  cuda::launch(stream, "q4 portable mid",
+               {dim3(row_blocks * splits), dim3(Shared::threads), splits == 1 ? most : sizeof(Shared)}, kernel, work, splits);
+  return true;
+}
+
+// A strip a warp where row blocks of two would not fill the device, in however many parts.
+template <int SIDES>
+bool launch_mid(cuda::Stream& stream, const Q4Work& work) {
+  using Two = MidShared<SIDES, 2>;
+  const int most_blocks = work.groups * Q4Order::group / Two::strips * k_parts;
+  if (!work.gated && most_blocks < 2 * stream.facts().multiprocessors)
+    return launch_mid<MidShared<SIDES, 1>>(stream, work);
+  return launch_mid<Two>(stream, work);
 }
 
 }  // namespace
@@ -34,7 +78,7 @@ void launch_q4_portable(cuda::Stream& stream, const Q4Work& work) {
   const int row_tile = cuda::panel_row_tile(work.tokens);
   if (work.tokens <= 8) return p::launch_rows<1>(stream, work, row_tile);
   if (work.tokens <= 16) return p::launch_rows<2>(stream, work, row_tile);
-  if (work.tokens <= 64) return p::launch_rows<4>(stream, work, row_tile);
+  if (work.tokens <= 64 && (work.tokens <= 32 ? p::launch_mid<1>(stream, work) : p::launch_mid<2>(stream, work))) return;
   cuda::allow_shared(stream, p::q4_portable_wide_kernel, sizeof(p::WideShared));
   cuda::launch(stream, "q4 portable wide",
                {dim3((work.tokens + p::wide_tokens - 1) / p::wide_tokens, (work.groups * Q4Order::group + p::wide_strips - 1) / p::wide_strips),

@@ -20,13 +20,15 @@ struct Q4Lines {
   // Operand A of the four products of 16 inputs.
   __device__ __forceinline__ void unpack(std::uint32_t (&a)[16]) const {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const std::uint32_t w0 = j ? codes.z : codes.x, w1 = j ? codes.w : codes.y;
+    for (int j = 0; j < 2; ++j) unpack_half(j, *reinterpret_cast<std::uint32_t(*)[8]>(&a[j * 8]));
+  }
+  // Of the first two (j = 0) or the last two.
+  __device__ __forceinline__ void unpack_half(int j, std::uint32_t (&a)[8]) const {
+    const std::uint32_t w0 = j ? codes.z : codes.x, w1 = j ? codes.w : codes.y;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[(j * 2 + i / 2) * 4 + i % 2 * 2] = cuda::codes_plus_128(w0 >> 4 * i);
-        a[(j * 2 + i / 2) * 4 + i % 2 * 2 + 1] = cuda::codes_plus_128(w1 >> 4 * i);
-      }
+    for (int i = 0; i < 4; ++i) {
+      a[i / 2 * 4 + i % 2 * 2] = cuda::codes_plus_128(w0 >> 4 * i);
+      a[i / 2 * 4 + i % 2 * 2 + 1] = cuda::codes_plus_128(w1 >> 4 * i);
     }
   }
   // acc += scale * part + (bias - 128 * scale) * sum of 8 tokens: rows g, g + 8, tokens 2t, 2t + 1.

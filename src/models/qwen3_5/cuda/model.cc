@@ -43,9 +43,13 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
   const std::vector<pack::SectionInfo> sections = package->sections();
   m.four_bit_ = std::ranges::any_of(sections, [](const pack::SectionInfo& section) { return section.kind == "q4"; });
   m.stream_->set_wide_passes_apart(m.four_bit_);  // pad_prefill
-  m.stream_->set_folds_norms(std::ranges::none_of(sections, [](const pack::SectionInfo& section) {
-    return section.component == pack::Component::target && (section.kind == "bf16" || section.kind == "f32");
-  }));
+  const auto has = [&](pack::Component component, bool four_bit) {
+    return std::ranges::any_of(sections, [&](const pack::SectionInfo& section) {
+      return section.component == component && (four_bit ? section.kind == "q4" : section.kind == "bf16" || section.kind == "f32");
+    });
+  };
+  const bool mixed_draft = has(pack::Component::draft, true) && has(pack::Component::draft, false);
+  m.stream_->set_folds_norms(!has(pack::Component::target, false) && !mixed_draft);
   const pack::DraftGeometry* draft = package->draft();
   facts.vocab_size = package->target().vocab_size;
   facts.has_draft = draft != nullptr;
