@@ -339,8 +339,8 @@ TEST(LinearCuda, PortableWidthsKeepBits) {
   }
 }
 
-// As many row blocks as fill the device without being split (at 17 to 64 tokens; elsewhere they mostly are), and one more,
-// which is: bits are those of a row alone.
+// As many row blocks as fill the device without being split, and one, which is: a row's bits are those it has in a pass
+// of eight.
 TEST(LinearCuda, PortableRowBlocksSplitOrNot) {
   if (!stream().portable()) GTEST_SKIP() << "Hopper's kernels add up in three ways (decision 0006)";
   Numbers numbers(79);

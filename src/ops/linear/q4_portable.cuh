@@ -163,7 +163,8 @@ struct alignas(16) MidShared {
     std::uint8_t tiles[strips][Q4Tile::bytes];
     std::uint8_t panel[blocks8][cuda::Panel::block_bytes];
   };
-  static constexpr int stages_count = 4;
+  // So that as many blocks as are to be resident fit the 100 KB that a multiprocessor of 8.6, 8.9 and 12.0 has.
+  static constexpr int stages_count = SIDES == 1 ? 3 : 4;
   Group stages[stages_count];
   float sums[2][blocks8 * 8];  // of a group's inputs, by turns
   int last;
