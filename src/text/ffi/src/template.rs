@@ -1,10 +1,13 @@
 //! Chat templates (Jinja2 as Hugging Face runs it) through the crate minijinja, rendered so that user text and template
 //! text can be told apart (dye.rs).
 
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, Object, ObjectRepr};
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 use serde_json::Value as Json;
 
@@ -13,11 +16,14 @@ use crate::dye::{Depth, Dye, plain, with_dye};
 use crate::python;
 
 const NAME: &str = "chat template";
+const ADD_REPLY: &str = "add_generation_prompt";
 
 pub struct Template {
     environment: Environment<'static>,
     constants: Json,
     source: String,
+    /// Whether the generation prompt is asked for in conditions only.
+    asks_plainly: bool,
 }
 
 pub struct Rendered {
@@ -55,21 +61,20 @@ impl Template {
             let line = error.line().unwrap_or(0);
             Fault::Input(format!("line {line}: {}", error.detail().unwrap_or(&error.kind().to_string())))
         })?;
-        Ok(Template { environment, constants, source: source.to_string() })
+        Ok(Template { environment, constants, source: source.to_string(), asks_plainly: asks_plainly(source) })
     }
 
     pub fn render_plain(&self, input: &str) -> Result<String, Fault> {
-        self.run(self.context(&parse(input)?, None, true)?)
+        self.run(self.context(&parse(input)?, None, true.into())?)
     }
 
     pub fn render(&self, input: &str) -> Result<Rendered, Fault> {
         let input = parse(input)?;
-        let text = self.run(self.context(&input, None, true)?)?;
-        let without_reply = self.run(self.context(&input, None, false)?).unwrap_or_default();
+        let (text, reply_start) = self.run_with_reply(&input)?;
         for depth in [Depth::Full, Depth::Brackets] {
             if let Ok((dyed_text, segments)) = self.run_dyed(&input, depth, true) {
                 if dyed_text == text {
-                    return Ok(cut_at_reply(text, segments, &without_reply));
+                    return Ok(cut_at(text, segments, reply_start));
                 }
             }
         }
@@ -77,12 +82,46 @@ impl Template {
         // Safety first: it gets user text whose control tokens it cannot recognise.
         let (text, segments) = self.run_dyed(&input, Depth::Brackets, true)?;
         let without_reply = self.run_dyed(&input, Depth::Brackets, false).map(|(text, _)| text).unwrap_or_default();
-        Ok(cut_at_reply(text, segments, &without_reply))
+        let reply_start = common(&text, &without_reply);
+        Ok(cut_at(text, segments, reply_start))
+    }
+
+    /// The text, and where the generation prompt starts in it.
+    fn run_with_reply(&self, input: &Json) -> Result<(String, usize), Fault> {
+        if self.asks_plainly {
+            if let (text, Some(reply_start)) = self.run_asked(input)? {
+                return Ok((text, reply_start));
+            }
+        }
+        let text = self.run(self.context(input, None, true.into())?)?;
+        let without_reply = self.run(self.context(input, None, false.into())?).unwrap_or_default();
+        let reply_start = common(&text, &without_reply);
+        Ok((text, reply_start))
+    }
+
+    /// The same in one go: what stands before the template asks for the generation prompt is the same without it. Not
+    /// where it asks more than once.
+    fn run_asked(&self, input: &Json) -> Result<(String, Option<usize>), Fault> {
+        let reply = Arc::new(Reply::default());
+        let context = self.context(input, None, Value::from_dyn_object(reply.clone()))?;
+        let mut text = Vec::new();
+        let written = self.template()?.render_captured_to(context, Written { text: &mut text, reply: &reply });
+        written.map_err(|error| Fault::Input(describe(&error)))?;
+        let text = String::from_utf8(text).map_err(|error| Fault::Internal(error.to_string()))?;
+        let reply_start = match reply.asked.load(Ordering::Relaxed) {
+            0 => Some(text.len()),
+            1 => Some(reply.first_at.load(Ordering::Relaxed)),
+            _ => None,
+        };
+        Ok((text, reply_start))
+    }
+
+    fn template(&self) -> Result<minijinja::Template<'_, '_>, Fault> {
+        self.environment.get_template(NAME).map_err(|error| Fault::Internal(error.to_string()))
     }
 
     fn run(&self, context: Value) -> Result<String, Fault> {
-        let template = self.environment.get_template(NAME).map_err(|error| Fault::Internal(error.to_string()))?;
-        template.render(context).map_err(|error| Fault::Input(describe(&error)))
+        self.template()?.render(context).map_err(|error| Fault::Input(describe(&error)))
     }
 
     fn run_dyed(&self, input: &Json, depth: Depth, reply: bool) -> Result<(String, Vec<(usize, bool)>), Fault> {
@@ -90,12 +129,12 @@ impl Template {
         collect_strings(input, &mut strings);
         collect_strings(&self.constants, &mut strings);
         let mut dye = Dye::new(strings.into_iter());
-        let context = self.context(input, Some((&mut dye, depth)), reply)?;
+        let context = self.context(input, Some((&mut dye, depth)), reply.into())?;
         let (dyed_text, dye) = with_dye(dye, || self.run(context));
         Ok(dye.strip(&dyed_text?))
     }
 
-    fn context(&self, input: &Json, mut dye: Option<(&mut Dye, Depth)>, reply: bool) -> Result<Value, Fault> {
+    fn context(&self, input: &Json, mut dye: Option<(&mut Dye, Depth)>, reply: Value) -> Result<Value, Fault> {
         let mut pairs: Vec<(String, Value)> = Vec::new();
         for (name, value) in members(&self.constants) {
             pairs.push((name.clone(), convert(value, &mut None, Place::Constant)?));
@@ -107,7 +146,7 @@ impl Template {
         let tools = if has_tools { convert(&input["tools"], &mut dye, Place::Conversation)? } else { Value::from(()) };
         pairs.push(("messages".into(), convert(&input["messages"], &mut dye, Place::Conversation)?));
         pairs.push(("tools".into(), tools));
-        pairs.push(("add_generation_prompt".into(), reply.into()));
+        pairs.push((ADD_REPLY.into(), reply));
         Ok(Value::from_pairs(pairs))
     }
 }
@@ -182,11 +221,62 @@ fn dyed(text: &str, dye: &mut Option<(&mut Dye, Depth)>, place: Place) -> Result
     }
 }
 
-/// The generation prompt is what asking for it adds at the end.
-fn cut_at_reply(text: String, segments: Vec<(usize, bool)>, without_reply: &str) -> Rendered {
-    let same = || text.bytes().zip(without_reply.bytes()).take_while(|(a, b)| a == b).count();
-    let common = if text.starts_with(without_reply) { without_reply.len() } else { same() };
-    let reply_start = (0..=common).rev().find(|&offset| text.is_char_boundary(offset)).unwrap_or(0);
+/// `add_generation_prompt` as a value that is true and knows where in the text it was first asked.
+#[derive(Debug, Default)]
+struct Reply {
+    written: AtomicUsize,
+    first_at: AtomicUsize,
+    asked: AtomicUsize,
+}
+
+impl Object for Reply {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+    fn is_true(self: &Arc<Self>) -> bool {
+        if self.asked.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.first_at.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+struct Written<'a> {
+    text: &'a mut Vec<u8>,
+    reply: &'a Reply,
+}
+
+impl io::Write for Written<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.text.extend_from_slice(bytes);
+        self.reply.written.store(self.text.len(), Ordering::Relaxed);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a template's only use of `add_generation_prompt` is as a name among others in `if` and `elif`: conditions
+/// that compare, call or index are not looked into.
+fn asks_plainly(source: &str) -> bool {
+    source.match_indices(ADD_REPLY).all(|(at, _)| {
+        let Some(begin) = source[..at].rfind("{%") else { return false };
+        let Some(length) = source[begin..].find("%}") else { return false };
+        let words: Vec<&str> = source[begin + 2..begin + length].trim_matches('-').split_whitespace().collect();
+        let name = |word: &&str| word.chars().all(|c| c.is_alphanumeric() || c == '_');
+        let plain = words.iter().skip(1).all(name) && !words.iter().any(|word| ["is", "in"].contains(word));
+        begin + length > at && plain && words.first().is_some_and(|word| ["if", "elif"].contains(word))
+    })
+}
+
+/// What two texts begin with alike, in whole characters: the generation prompt is what asking for it adds at the end.
+fn common(text: &str, without_reply: &str) -> usize {
+    let same = text.bytes().zip(without_reply.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=same).rev().find(|&offset| text.is_char_boundary(offset)).unwrap_or(0)
+}
+
+fn cut_at(text: String, segments: Vec<(usize, bool)>, reply_start: usize) -> Rendered {
     let mut cut = Vec::with_capacity(segments.len() + 1);
     let mut begin = 0;
     for (end, control) in segments {
@@ -363,6 +453,60 @@ fn containment(literal: &str, after: &str) -> Option<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn conversation(length: usize) -> Json {
+        let message = |i: usize| match i % 3 {
+            0 => serde_json::json!({"role": "user", "content": format!("<|im_start|>é {i}")}),
+            1 => serde_json::json!({"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [
+                {"type": "function", "function": {"name": "f", "arguments": {"a": i}}}]}),
+            _ => serde_json::json!({"role": "tool", "content": "<think>"}),
+        };
+        let messages: Vec<Json> = (0..length).map(message).collect();
+        serde_json::json!({"messages": messages, "tools": [{"type": "function", "function": {"name": "f"}}],
+                           "variables": {}})
+    }
+
+    #[test]
+    fn the_reply_starts_where_both_renderings_part() {
+        let published = ["35", "38"].map(|version| {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../testdata");
+            std::fs::read_to_string(format!("{folder}/chat_template_{version}.jinja")).unwrap()
+        });
+        let turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";
+        let ends = [
+            "{% if add_generation_prompt %}<assistant>{% endif %}",
+            "{%- if add_generation_prompt and not absent -%} é<assistant> {%- endif %}\n",
+            "{% if absent %}no{% elif add_generation_prompt %}<assistant>{% else %}end{% endif %}",
+            "{% if absent and add_generation_prompt %}<assistant>{% endif %}end",
+            "",
+        ];
+        let others = [
+            "{% if add_generation_prompt == true %}<assistant>{% endif %}",
+            "{{ '<assistant>' if add_generation_prompt }}",
+            "{% set asked = add_generation_prompt %}{% if asked %}<assistant>{% endif %}",
+            "{{ add_generation_prompt }}",
+            "{% if add_generation_prompt is defined and add_generation_prompt %}<assistant>{% endif %}",
+            "{% if messages[0].x or add_generation_prompt %}<assistant>{% endif %}",
+        ];
+        let twice = "{% if add_generation_prompt %}{% endif %}";
+        let plain = published.into_iter().chain(ends.map(|end| turns.to_string() + end));
+        let fallback = others.map(|end| (turns.to_string() + end, false));
+        let asked_twice = (twice.to_string() + turns + ends[0], true);
+        for (source, plainly) in plain.map(|source| (source, true)).chain(fallback).chain([asked_twice]) {
+            let template = Template::compile(&source, "{}").ok().unwrap();
+            assert_eq!(template.asks_plainly, plainly, "{source}");
+            for length in 1..8 {
+                let input = conversation(length);
+                let text = template.run(template.context(&input, None, true.into()).ok().unwrap()).ok().unwrap();
+                let without = template.run(template.context(&input, None, false.into()).ok().unwrap()).ok().unwrap();
+                let got = template.run_with_reply(&input).ok().unwrap();
+                assert_eq!(got, (text.clone(), common(&text, &without)), "{source}");
+                if plainly && !source.starts_with(twice) {
+                    assert_eq!(template.run_asked(&input).ok().unwrap(), (text.clone(), Some(got.1)));
+                }
+            }
+        }
+    }
 
     #[test]
     fn ends_are_compared_through_the_dye() {
