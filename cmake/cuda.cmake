@@ -34,6 +34,9 @@ set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 # as much to compile again.
 option(SPLASH_CUDA_PROVE_PORTABLE
        "the portable kernels' PTX of compute_80 as machine code for sm_90 and no code of Hopper's beside it, to test them on a Hopper GPU with SPLASH_CUDA_PATH=portable" OFF)
+if(SPLASH_CUDA_PROVE_PORTABLE)
+  add_compile_definitions(SPLASH_CUDA_PROVE_PORTABLE)
+endif()
 enable_language(CUDA)
 # CMake 3.25 does not know that nvcc 13 speaks C++20.
 set(CMAKE_CUDA_STANDARD 20)

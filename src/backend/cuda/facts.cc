@@ -10,8 +10,11 @@ std::string version_name(int version) { return fmt::format("{}.{}", version / 10
 Kernels kernels_for(const DeviceFacts& device) {
   if (device.compute_major < 8) return Kernels::none;
   if (device.compute_major != 9 || device.compute_minor != 0) return Kernels::portable;
+#ifdef SPLASH_CUDA_PROVE_PORTABLE
   const char* forced = std::getenv("SPLASH_CUDA_PATH");
-  return forced && std::string_view(forced) == "portable" ? Kernels::portable : Kernels::hopper;
+  if (forced && std::string_view(forced) == "portable") return Kernels::portable;
+#endif
+  return Kernels::hopper;
 }
 
 Status supported(const DeviceFacts& device) {

@@ -16,8 +16,8 @@ enum class Kernels {
   portable,  // 8.0 and later: mma.sync, cp.async. Code for sm_80, which 8.x runs; drivers translate it for what came later
   hopper,    // 9.0: wgmma, bulk copies, clusters, dependent launches. Code for sm_90a, which runs nowhere else
 };
-// By compute capability alone. A test switch: with SPLASH_CUDA_PATH=portable in the environment a Hopper GPU takes the
-// portable kernels too.
+// By compute capability alone. In a build that proves the portable kernels (SPLASH_CUDA_PROVE_PORTABLE) a Hopper GPU takes
+// them with SPLASH_CUDA_PATH=portable in the environment; elsewhere what both kinds of devices share is Hopper's code there.
 struct DeviceFacts;
 Kernels kernels_for(const DeviceFacts& device);
 

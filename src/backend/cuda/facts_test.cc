@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace splash::cuda {
 namespace {
 
@@ -47,6 +49,20 @@ TEST(CudaFacts, KernelsByComputeCapability) {
   }
   EXPECT_EQ(kernels_for(gpu(0, "T4", 7, 5)), Kernels::none);
   EXPECT_NE(describe(gpu(0, "RTX 4090", 8, 9)).find("the portable kernels"), std::string::npos);
+}
+
+// What both kinds of devices share is Hopper's code on a Hopper GPU, clusters and all: beside the portable kernels it would
+// fault. Only a program without Hopper's code can be told to take them.
+TEST(CudaFacts, OnlyTheProofOfThePortableKernelsTakesThemOnHopper) {
+#ifdef SPLASH_CUDA_PROVE_PORTABLE
+  constexpr Kernels told = Kernels::portable;
+#else
+  constexpr Kernels told = Kernels::hopper;
+#endif
+  ASSERT_EQ(setenv("SPLASH_CUDA_PATH", "portable", 1), 0);
+  EXPECT_EQ(kernels_for(gpu(0, "H100", 9, 0)), told);
+  unsetenv("SPLASH_CUDA_PATH");
+  EXPECT_EQ(kernels_for(gpu(0, "H100", 9, 0)), Kernels::hopper);
 }
 
 TEST(CudaFacts, AnOldArchitectureIsToldWhatIsNeeded) {
