@@ -17,14 +17,14 @@ void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
 }
 
 // Two strips a warp read the panel half as often; of small matrices one, so that there are warps enough to wait for
-// memory.
+// memory and row blocks, in however many parts, to fill the device.
+bool two_strips(cuda::Stream& stream, const Q4Work& work) {
+  return work.gated || work.groups * Q4Order::group >= 4 * stream.facts().multiprocessors;
+}
+
 template <int NT>
 void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
-  if (work.gated || work.groups * Q4Order::group >= 4 * stream.facts().multiprocessors) {
-    launch_rows<NT, 2>(stream, work, row_tile);
-  } else {
-    launch_rows<NT, 1>(stream, work, row_tile);
-  }
+  two_strips(stream, work) ? launch_rows<NT, 2>(stream, work, row_tile) : launch_rows<NT, 1>(stream, work, row_tile);
 }
 
 // In how many a row block's parts of K are split: what fills the device's places best, the fewest of those. The bits are
@@ -56,18 +56,15 @@ bool launch_mid(cuda::Stream& stream, const Q4Work& work) {
   static_assert(most <= 99 * 1024);
   cuda::allow_shared(stream, kernel, most);
   cuda::launch(stream, "q4 portable mid",
-               {dim3(row_blocks * splits), dim3(Shared::threads), splits == 1 ? most : sizeof(Shared)}, kernel, work, splits);
+               {dim3(row_blocks * splits), dim3(Shared::threads), splits == 1 ? most : sizeof(Shared)}, kernel, work,
+               splits);
   return true;
 }
 
-// A strip a warp where row blocks of two would not fill the device, in however many parts.
 template <int SIDES>
 bool launch_mid(cuda::Stream& stream, const Q4Work& work) {
-  using Two = MidShared<SIDES, 2>;
-  const int most_blocks = work.groups * Q4Order::group / Two::strips * k_parts;
-  if (!work.gated && most_blocks < 2 * stream.facts().multiprocessors)
-    return launch_mid<MidShared<SIDES, 1>>(stream, work);
-  return launch_mid<Two>(stream, work);
+  return two_strips(stream, work) ? launch_mid<MidShared<SIDES, 2>>(stream, work)
+                                  : launch_mid<MidShared<SIDES, 1>>(stream, work);
 }
 
 }  // namespace

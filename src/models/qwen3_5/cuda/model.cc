@@ -45,7 +45,8 @@ Result<std::unique_ptr<CudaModel>> CudaModel::open(const cuda::DeviceFacts& devi
   m.stream_->set_wide_passes_apart(m.four_bit_);  // pad_prefill
   const auto has = [&](pack::Component component, bool four_bit) {
     return std::ranges::any_of(sections, [&](const pack::SectionInfo& section) {
-      return section.component == component && (four_bit ? section.kind == "q4" : section.kind == "bf16" || section.kind == "f32");
+      return section.component == component &&
+             (four_bit ? section.kind == "q4" : section.kind == "bf16" || section.kind == "f32");
     });
   };
   const bool mixed_draft = has(pack::Component::draft, true) && has(pack::Component::draft, false);

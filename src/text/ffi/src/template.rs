@@ -88,19 +88,20 @@ impl Template {
 
     /// The text, and where the generation prompt starts in it.
     fn run_with_reply(&self, input: &Json) -> Result<(String, usize), Fault> {
-        if self.asks_plainly {
-            if let (text, Some(reply_start)) = self.run_asked(input)? {
-                return Ok((text, reply_start));
-            }
-        }
-        let text = self.run(self.context(input, None, true.into())?)?;
-        let without_reply = self.run(self.context(input, None, false.into())?).unwrap_or_default();
-        let reply_start = common(&text, &without_reply);
+        let (text, reply_start) = if self.asks_plainly {
+            self.run_asked(input)?
+        } else {
+            (self.run(self.context(input, None, true.into())?)?, None)
+        };
+        let reply_start = match reply_start {
+            Some(known) => known,
+            None => common(&text, &self.run(self.context(input, None, false.into())?).unwrap_or_default()),
+        };
         Ok((text, reply_start))
     }
 
-    /// The same in one go: what stands before the template asks for the generation prompt is the same without it. Not
-    /// where it asks more than once.
+    /// The same in one go: what stands before the template asks for the generation prompt is the same without it. Where
+    /// it asks more than once, only the text.
     fn run_asked(&self, input: &Json) -> Result<(String, Option<usize>), Fault> {
         let reply = Arc::new(Reply::default());
         let context = self.context(input, None, Value::from_dyn_object(reply.clone()))?;
