@@ -435,6 +435,7 @@ int run(int argc, char** argv) {
     linears(bench, stream, model, 8);
     small_kernels(bench, stream, model, 1);
     small_kernels(bench, stream, model, 4);
+    small_kernels(bench, stream, model, 8);
   }
   if (wanted("prefill")) {
     prefill(bench, model, 512, 0);

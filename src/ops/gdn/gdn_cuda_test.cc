@@ -109,12 +109,13 @@ void run_sequence(int key_heads, int value_heads) {
 TEST(GdnCuda, ThreeValueHeadsPerKeyHead) { run_sequence(2, 6); }
 TEST(GdnCuda, TwoValueHeadsPerKeyHead) { run_sequence(2, 4); }
 TEST(GdnCuda, OneValueHeadPerKeyHead) { run_sequence(3, 3); }
+TEST(GdnCuda, FourValueHeadsPerKeyHead) { run_sequence(1, 4); }
 
 // The same rows in one prefill, in two, row by row, and as verified and kept blocks: the state has the same bits.
-TEST(GdnCuda, CutsChangeNoBit) {
+void run_cuts(int key_heads, int value_heads) {
   constexpr int rows = 40;
   Numbers numbers(31);
-  Pair pair(2, 6, 4);
+  Pair pair(key_heads, value_heads, 4);
   const GdnGeometry& g = pair.g;
   const int values = g.value_heads * 128;
   const std::vector<float> qkv = numbers.normals(std::size_t(rows) * g.channels()),
@@ -153,6 +154,12 @@ TEST(GdnCuda, CutsChangeNoBit) {
     expect_same("state", download(pair.lanes[lane].device.state, g.state_floats()), state);
     expect_same("conv", download(pair.lanes[lane].device.conv, g.conv_floats()), conv);
   }
+}
+TEST(GdnCuda, CutsChangeNoBit) {
+  run_cuts(2, 6);
+  run_cuts(2, 4);
+  run_cuts(3, 3);
+  run_cuts(1, 4);
 }
 
 }  // namespace

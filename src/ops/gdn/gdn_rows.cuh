@@ -3,11 +3,10 @@
 // last. Row by row as in gdn_cuda.cu and in the same operations, so the bits are the same; the gain is that the
 // recurrence does nothing else and fills the chip.
 //
-// The recurrence: a warp has eight columns of a value head, two columns x 16 keys a thread, and needs 128 float
-// operations, 10 reads and 12 shuffles a row, about 175 issue slots; 768 warps on 528 schedulers (27B) are 2 x 175
-// cycles a row, and reads fit beside them. Measured were 540 cycles (141 us for 512 rows, H200) when a warp's reads took
-// 34 cycles of shared memory (half of that with today's lanes, not timed again), so latency shows; one column a thread
-// took 590: half the warps' operations for the same reads.
+// The recurrence: a thread has sixteen keys of one column of each value head of a key head, so that k and q are read
+// once for all of them. 27B: four warps on each of 128 multiprocessors, one for every scheduler, 245 instructions a row
+// and 427 cycles (H200). With two columns of one head a thread, 768 warps on 528 schedulers, the busiest had 350
+// instructions and took 503; four columns of one head 490 to 595 (decision 0029).
 #pragma once
 
 #include "backend/cuda/launch.h"
@@ -17,10 +16,10 @@
 namespace splash::ops::delta {
 namespace {
 
-constexpr int columns = 16;  // of a recurrence block
+constexpr int columns = 16;  // of each value head of a key head, that a block of the recurrence has
 constexpr int column_blocks = dim / columns;
 constexpr int stages = 4;
-constexpr int recur_warps = columns / 8;
+constexpr int recur_warps = columns / 4;
 constexpr int recur_threads = recur_warps * 32 + 32;  // and the producer
 constexpr int prepare_threads = 256;
 
@@ -136,49 +135,78 @@ __global__ void __launch_bounds__(prepare_threads)
   }
 }
 
+// A batch of rows of a key head, and of each of its `group` value heads.
+template <int group>
 struct Stage {
   float k[batch][dim];
   float q[batch][dim];
-  float v[batch][columns];
-  float4 gates[batch];
+  struct {
+    float v[batch][columns];
+    float4 gates[batch];
+  } of[group];
 };
-constexpr int recur_bytes = stages * static_cast<int>(sizeof(Stage)) + 2 * stages * 8;
+template <int group>
+constexpr int recur_bytes = stages * static_cast<int>(sizeof(Stage<group>)) + 2 * stages * 8;
 
-// A thread's part of two neighbouring columns: the state as it lies in memory, and the tape's first `kept` rows folded into it.
-__device__ __forceinline__ void load_columns(const GdnLane& lane, int value_head, int side, int thread, Keys (&s)[2]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 four = *state_at(lane, value_head, side, j, thread);
-    float(&to)[4] = s[j / 4][j % 4];
-    cuda::take_four(four, to);
-  }
+// A thread's sixteen keys of one column.
+__device__ __forceinline__ float4* column_at(const GdnLane& lane, int value_head, int column, int part, int i) {
+  return state_at(lane, value_head, column / half, column % 2 * 4 + i, state_thread(column % half, part));
 }
-__device__ __forceinline__ void fold_kept(const GdnGeometry& g, const GdnLane& lane, int kept, int value_head, int key_head,
-                                          int part, int column, Keys (&s)[2]) {
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) k[i][e] = tape.k[key_head * dim + 32 * i + 4 * part + e];
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
-  }
+// Without a branch: one would part what the compiler may move.
+__device__ __forceinline__ void store_if(bool stores, float* to, float value) {
+  asm volatile("{.reg .pred stores;\nsetp.ne.b32 stores, %0, 0;\n@stores st.global.f32 [%1], %2;}" ::"r"(int{stores}),
+               "l"(to), "f"(value)
+               : "memory");
 }
 
-// Grid: (value heads * column blocks) x segments. Leaves o, not yet normed, in out. Three blocks per multiprocessor: at
-// once all 384 of a 27B lane.
-template <bool portable>
-__global__ void __launch_bounds__(recur_threads, 3)
+// The recurrence of a row as step_row does it, of one column of each value head of a key head. Parts exchange k for q
+// sums first, then add up three times as a butterfly does: parts with the lowest bit clear have those of k and find d,
+// which all get; the others have those of q and what goes out.
+template <int group>
+struct GroupStep {
+  float d[group];
+  float o[group];  // in parts with an odd number
+};
+template <int group>
+__device__ __forceinline__ GroupStep<group> step_group(Keys (&s)[group], const float* k_row, const float* q_row,
+                                                       int part, const float4 (&gates)[group],
+                                                       const float (&v)[group]) {
+  Keys k, q;
+  load_vector(k_row, part, k);
+  load_vector(q_row, part, q);
+  const bool of_query = part & 1;
+  float sums[group];
+#pragma unroll
+  for (int h = 0; h < group; ++h) {
+    const float key = multiply(s[h], k), query = multiply(s[h], q);
+    sums[h] = (of_query ? query : key) + __shfl_xor_sync(0xffffffffu, of_query ? key : query, 4);
+  }
+#pragma unroll
+  for (int distance = 8; distance < 32; distance <<= 1) {
+#pragma unroll
+    for (int h = 0; h < group; ++h) sums[h] += __shfl_xor_sync(0xffffffffu, sums[h], distance);
+  }
+  GroupStep<group> step;
+#pragma unroll
+  for (int h = 0; h < group; ++h) {
+    const float changed = change(gates[h].x, gates[h].y, v[h], sums[h]);
+    step.d[h] = of_part<0>(changed);
+    update(s[h], gates[h].x, k, step.d[h]);
+    step.o[h] = output(gates[h].x, step.d[h], gates[h].z, sums[h]);
+  }
+  return step;
+}
+
+// Grid: (key heads * column blocks) x segments. Leaves o, not yet normed, in out. 27B: 128 blocks, a warp for every
+// scheduler of their multiprocessors.
+template <bool portable, int group>
+__global__ void __launch_bounds__(recur_threads, 1)
     gdn_recur_kernel(const __grid_constant__ Arguments args, const Prepared from) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Stage* ring = reinterpret_cast<Stage*>(memory);
-  const std::uint32_t full = cuda::shared_address(memory + stages * sizeof(Stage)), empty = full + stages * 8;
+  auto* ring = reinterpret_cast<Stage<group>*>(memory);
+  const std::uint32_t full = cuda::shared_address(memory + stages * sizeof(Stage<group>)), empty = full + stages * 8;
   const GdnGeometry& g = args.geometry;
-  const int value_head = blockIdx.x / column_blocks, column_block = blockIdx.x % column_blocks;
-  const int key_head = value_head / (g.value_heads / g.key_heads);
+  const int key_head = blockIdx.x / column_blocks, column_block = blockIdx.x % column_blocks;
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
@@ -198,81 +226,93 @@ __global__ void __launch_bounds__(recur_threads, 3)
       const int stage = b % stages;
       if (b >= stages) cuda::barrier_wait(empty + stage * 8, (b / stages & 1) ^ 1);
       const std::int64_t row = segment.first_row + b * batch;
-      Stage& to = ring[stage];
+      Stage<group>& to = ring[stage];
       const std::uint32_t barrier = full + stage * 8;
       auto bring = [&](auto& there, const void* here) {
         cuda::copy(cuda::shared_address(there), here, sizeof(there), barrier, lane_id, 32);
       };
-      cuda::begin_copies(barrier, sizeof(Stage));
+      cuda::begin_copies(barrier, sizeof(Stage<group>));
       bring(to.k, from.k + (static_cast<std::int64_t>(key_head) * from.rows + row) * dim);
       bring(to.q, from.q + (static_cast<std::int64_t>(key_head) * from.rows + row) * dim);
-      bring(to.v, from.v + ((static_cast<std::int64_t>(value_head) * column_blocks + column_block) * from.rows + row) *
-                               columns);
-      bring(to.gates, from.gates + static_cast<std::int64_t>(value_head) * from.rows + row);
+      for (int h = 0; h < group; ++h) {
+        const std::int64_t head = key_head * group + h;
+        bring(to.of[h].v, from.v + ((head * column_blocks + column_block) * from.rows + row) * columns);
+        bring(to.of[h].gates, from.gates + head * from.rows + row);
+      }
       cuda::end_copies(barrier);
     }
     cuda::finish_copies();
     return;
   }
   const GdnLane lane = args.tables.lanes[segment.lane];
-  const int part = part_of(threadIdx.x), in_block = first_column_of(threadIdx.x);  // the first of two columns
-  const int column = column_block * columns + in_block, own = in_block + part % 2;
-  const int of_state = state_thread(column % half, part);
-  Keys s[2];
+  const int part = lane_id / 4, in_block = warp * 4 + lane_id % 4, column = column_block * columns + in_block;
+  Keys s[group];
   // The state and the tape are older than this pass (gdn_cuda.h): read while the predecessor still runs.
-  load_columns(lane, value_head, column / half, of_state, s);
+#pragma unroll
+  for (int h = 0; h < group; ++h) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) cuda::take_four(*column_at(lane, key_head * group + h, column, part, i), s[h][i]);
+  }
   const int kept = portable ? 0 : *lane.kept;
   const bool verify = portable && segment.mode == static_cast<int>(GdnMode::verify);
-  fold_kept(g, lane, kept, value_head, key_head, part, column, s);
+  for (int row = 0; row < kept; ++row) {
+    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
+    Keys k;
+    load_vector(tape.k + key_head * dim, part, k);
+#pragma unroll
+    for (int h = 0; h < group; ++h) {
+      const int head = key_head * group + h;
+      update(s[h], tape.alpha[head], k, tape.d[head * dim + column]);
+    }
+  }
   cuda::wait_for_predecessors();
-  float* out = args.out.data + value_head * dim + column_block * columns + own;
+  // Of a row a thread stores one thing: parts 1, 3, .. what goes out of value head 0, 1, .., parts 0, 2, .. d.
+  const int head = part / 2;
+  const bool out_is_mine = part % 2 == 1 && head < group, d_is_mine = verify && part % 2 == 0 && head < group;
+  float* out = args.out.data + (key_head * group + head) * dim + column;
   const std::int64_t stride = args.out.stride;
   for (int b = 0; b < batches; ++b) {
     const int stage = b % stages, count = min(batch, segment.rows - b * batch);
     cuda::barrier_wait(full + stage * 8, b / stages & 1);
-    const Stage& rows = ring[stage];
+    const Stage<group>& rows = ring[stage];
     auto step = [&](int r) {
-      const float4 gates = rows.gates[r];
-      const RowStep row = step_row(s, rows.k[r], rows.q[r], part, gates.x, gates.y, gates.z,
-                                   rows.v[r][own]);
-      if (verify && part < 2)
-        tape_row(g.key_heads, g.value_heads, lane.tape, b * batch + r).d[value_head * dim + column + part] = row.d;
-      return row.o;
+      float4 gates[group];
+      float v[group];
+#pragma unroll
+      for (int h = 0; h < group; ++h) gates[h] = rows.of[h].gates[r], v[h] = rows.of[h].v[r][in_block];
+      const GroupStep<group> found = step_group<group>(s, rows.k[r], rows.q[r], part, gates, v);
+      float o = found.o[0], d = found.d[0];
+#pragma unroll
+      for (int h = 1; h < group; ++h) {
+        if (head == h) o = found.o[h], d = found.d[h];
+      }
+      store_if(out_is_mine, out + (segment.first_row + b * batch + r) * stride, o);
+      if (d_is_mine)
+        tape_row(g.key_heads, g.value_heads, lane.tape, b * batch + r).d[(key_head * group + head) * dim + column] = d;
     };
-    const std::int64_t row = segment.first_row + b * batch;
     if (count == batch) {
-#pragma unroll 1
-      for (int four = 0; four < batch; four += 4) {
-        float mine[4];
-#pragma unroll
-        for (int r = 0; r < 4; ++r) mine[r] = step(four + r);
-        if (part / 2 == 1) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) out[(row + four + r) * stride] = mine[r];
-        }
-      }
+#pragma unroll 4
+      for (int r = 0; r < batch; ++r) step(r);
     } else {
-      for (int r = 0; r < count; ++r) {
-        const float o = step(r);
-        if (part / 2 == 1) out[(row + r) * stride] = o;
-      }
+#pragma unroll 1
+      for (int r = 0; r < count; ++r) step(r);
     }
     __syncwarp();
     if (lane_id == 0) cuda::barrier_arrive(empty + stage * 8);
   }
   if (verify) return;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float(&from)[4] = s[j / 4][j % 4];
-    *state_at(lane, value_head, column / half, j, of_state) = make_float4(from[0], from[1], from[2], from[3]);
+  for (int h = 0; h < group; ++h) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      *column_at(lane, key_head * group + h, column, part, i) =
+          make_float4(s[h][i][0], s[h][i][1], s[h][i][2], s[h][i][3]);
   }
-  // The last three inputs of this block's channels: its values, and where it is the first of its key head's group q and
-  // k.
-  for (int kind = threadIdx.x / columns; kind < 3; kind += recur_warps * 32 / columns) {
-    if (kind > 0 && value_head % (g.value_heads / g.key_heads) != 0) break;
-    const int of_head = column_block * columns + threadIdx.x % columns;
-    const int channel = kind == 0 ? (2 * g.key_heads + value_head) * dim + of_head
-                                  : ((kind - 1) * g.key_heads + key_head) * dim + of_head;
+  // The last three inputs of the block's channels: q, k, and values of each head.
+  for (int i = threadIdx.x; i < (2 + group) * columns; i += recur_warps * 32) {
+    const int kind = i / columns, of_head = column_block * columns + i % columns;
+    const int channel = kind < 2 ? (kind * g.key_heads + key_head) * dim + of_head
+                                 : (2 * g.key_heads + key_head * group + kind - 2) * dim + of_head;
     float last[history];
 #pragma unroll
     for (int j = 0; j < history; ++j) {
@@ -285,9 +325,11 @@ __global__ void __launch_bounds__(recur_threads, 3)
   }
 }
 
-// Sixteen lanes per row and value head, eight columns each; rows of nobody are computed like the others.
+// Sixteen lanes per row and value head, eight columns each; rows of nobody are computed like the others. floats:
+// whether anyone reads them, and not the panel alone.
 constexpr int finish_threads = 256;
-__global__ void __launch_bounds__(finish_threads) gdn_finish_kernel(const __grid_constant__ Arguments args) {
+__global__ void __launch_bounds__(finish_threads)
+    gdn_finish_kernel(const __grid_constant__ Arguments args, bool floats) {
   cuda::dependents_may_start();
   const int index = static_cast<int>(blockIdx.x) * (finish_threads / 16) + static_cast<int>(threadIdx.x) / 16;
   const int row = min(index / args.geometry.value_heads, args.out.rows - 1), head = index % args.geometry.value_heads;
@@ -302,7 +344,7 @@ __global__ void __launch_bounds__(finish_threads) gdn_finish_kernel(const __grid
 #pragma unroll
   for (int i = 0; i < 8; ++i) o[i] = gated(o[i], scale, args.norm[in_head + i], silu(z[i]));
   if (index / args.geometry.value_heads >= args.out.rows) return;
-  cuda::store_columns(args.out, row, column, o);
+  if (floats) cuda::store_columns(args.out, row, column, o);
   cuda::store_line(args.panel, row, column, o);
 }
 
@@ -315,14 +357,26 @@ void run_rows(cuda::Stream& stream, const Arguments& args, int longest) {
   cuda::launch(stream, "gdn prepare",
                {dim3(g.key_heads + heads, (longest + batch - 1) / batch, segments), dim3(prepare_threads)},
                gdn_prepare_kernel<portable>, args, prepared);
-  cuda::allow_shared(stream, gdn_recur_kernel<portable>, recur_bytes);
-  in_turns(stream, args, [&](const Arguments& turn) {
-    cuda::launch(stream, "gdn recur",
-                 {dim3(heads * column_blocks, turn.tables.segment_count), dim3(recur_threads), recur_bytes},
-                 gdn_recur_kernel<portable>, turn, prepared);
-  });
+  const auto recur = [&](auto group) {
+    auto* kernel = gdn_recur_kernel<portable, group.value>;
+    in_turns(stream, args, [&](const Arguments& turn) {
+      const dim3 blocks(static_cast<unsigned>(g.key_heads) * column_blocks, turn.tables.segment_count);
+      // One block a multiprocessor where that is room for all: those that are free first would get two.
+      const bool one_each = !portable && blocks.x * blocks.y <= static_cast<unsigned>(stream.facts().multiprocessors);
+      const std::size_t bytes = std::max<std::size_t>(recur_bytes<group.value>, one_each ? 115 << 10 : 0);
+      cuda::allow_shared(stream, kernel, bytes);
+      cuda::launch(stream, "gdn recur", {blocks, dim3(recur_threads), bytes}, kernel, turn, prepared);
+    });
+  };
+  switch (g.value_heads / g.key_heads) {
+    case 1: recur(std::integral_constant<int, 1>{}); break;
+    case 2: recur(std::integral_constant<int, 2>{}); break;
+    case 3: recur(std::integral_constant<int, 3>{}); break;
+    default: recur(std::integral_constant<int, 4>{}); break;
+  }
   const unsigned items = static_cast<unsigned>(args.out.rows) * heads, each = finish_threads / 16;
-  cuda::launch(stream, "gdn finish", {dim3((items + each - 1) / each), dim3(finish_threads)}, gdn_finish_kernel, args);
+  cuda::launch(stream, "gdn finish", {dim3((items + each - 1) / each), dim3(finish_threads)}, gdn_finish_kernel, args,
+               !stream.folds_norms() || !args.panel.data);
 }
 
 }  // namespace
