@@ -200,6 +200,12 @@ __device__ __forceinline__ void mma_fp16(float (&c)[4], std::uint32_t a0, std::u
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// The nearest tf32 number: ten bits behind the leading one, so that mma_tf32 has nothing to cut off.
+__device__ __forceinline__ float rounded_tf32(float x) {
+  std::uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
 // tf32: 16 x 8 times 8 x 8; a0 row g, k t, a1 row g + 8, a2, a3 k t + 4; b0 k t of column g, b1 k t + 4. The low 13 bits
 // of an operand do not count.
 __device__ __forceinline__ void mma_tf32(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,

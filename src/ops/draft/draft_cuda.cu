@@ -81,7 +81,7 @@ struct Head {
     for (int j = 0; j < pairs; ++j)
       low[j] = from[threadIdx.x % 32 + 32 * j], high[j] = from[threadIdx.x % 32 + 32 * j + dim / 2];
   }
-  // RMSNorm and rotation.
+  // RMSNorm and rotation, rounded as `multiply` reads it.
   __device__ __forceinline__ void finish(const Rotary& rotary, const Gain<dim>& gain, const Turn<dim>& turn,
                                          float* to) const {
     float squares = 0;
@@ -95,8 +95,16 @@ struct Head {
     for (int j = 0; j < pairs; ++j) {
       const int i = threadIdx.x % 32 + 32 * j;
       const float a = low[j] * scale * gain.low[j], b = high[j] * scale * gain.high[j];
-      to[i] = a * turn.cosine[j] - b * turn.sine[j];
-      to[i + dim / 2] = b * turn.cosine[j] + a * turn.sine[j];
+      to[i] = cuda::rounded_tf32(a * turn.cosine[j] - b * turn.sine[j]);
+      to[i + dim / 2] = cuda::rounded_tf32(b * turn.cosine[j] + a * turn.sine[j]);
+    }
+  }
+  // As it is, rounded.
+  __device__ __forceinline__ void store(float* to) const {
+#pragma unroll
+    for (int j = 0; j < pairs; ++j) {
+      const int i = threadIdx.x % 32 + 32 * j;
+      to[i] = cuda::rounded_tf32(low[j]), to[i + dim / 2] = cuda::rounded_tf32(high[j]);
     }
   }
 };
@@ -119,7 +127,7 @@ __global__ void __launch_bounds__(32)
   const int layer = blockIdx.z % layers.count, column = layer * layers.columns;
   const float* k_norm = layers.k_norm[layer];
   const DraftContextSegment& segment = layers.segments[layer][blockIdx.z / layers.count];
-  const int i = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
+  const int i = blockIdx.x, head = blockIdx.y;
   const int position = segment.position + i, row = segment.first_row + i;
   const DraftRing ring = segment.ring;
   const std::int64_t slot = (static_cast<std::int64_t>(position % ring.capacity) * kv_heads + head) * dim;
@@ -132,11 +140,7 @@ __global__ void __launch_bounds__(32)
   key.load(cuda::row_of(k, row) + column + head * dim);
   value.load(cuda::row_of(v, row) + column + head * dim);
   key.finish(rotary, gain, turn, ring.keys + slot);
-#pragma unroll
-  for (int j = 0; j < Head<dim>::pairs; ++j) {
-    ring.values[slot + lane + 32 * j] = value.low[j];
-    ring.values[slot + lane + 32 * j + dim / 2] = value.high[j];
-  }
+  value.store(ring.values + slot);
 }
 
 constexpr int chunk_keys = 64;  // positions of a chunk
@@ -181,19 +185,12 @@ struct DraftShared {
 };
 static_assert(sizeof(DraftShared<128>) <= 99 << 10);  // what every GPU from sm_80 on gives a block
 
-// A float as two tf32 numbers, the second what the first leaves: three products of such pairs are good to 2^-21.
-struct Split {
-  std::uint32_t high, low;
-};
-__device__ __forceinline__ Split split(float x) {
-  const std::uint32_t high = __float_as_uint(x) & 0xffffe000u;
-  return {high, __float_as_uint(x - __uint_as_float(high))};
-}
-// c += a b of 16 x 8 and 8 x 8 (a0 row g, k t; a1 row g + 8; a2, a3 k t + 4; b0 k t, column g; b1 k t + 4).
-__device__ __forceinline__ void multiply(float (&c)[4], const Split (&a)[4], const Split (&b)[2]) {
-  cuda::mma_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b[0].high, b[1].high);
-  cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].low, b[1].low);
-  cuda::mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
+// c += a b of 16 x 8 and 8 x 8 (a0 row g, k t; a1 row g + 8; a2, a3 k t + 4; b0 k t, column g; b1 k t + 4). All numbers
+// are tf32: whoever stores a query, key, value or weight has rounded it, to three bits more than the panels have from
+// which they were made. (A draft only proposes; products good to 2^-21 were three of pairs of tf32: decision 0029.)
+__device__ __forceinline__ void multiply(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+  cuda::mma_tf32(c, __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]), __float_as_uint(a[3]),
+                 __float_as_uint(b[0]), __float_as_uint(b[1]));
 }
 
 // 2^(a - b), where a may be -infinity.
@@ -289,9 +286,7 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
     Head<dim> head, value;
     head.load(cuda::row_of(args.k, row) + kv_head * dim), value.load(cuda::row_of(args.v, row) + kv_head * dim);
     head.finish(args.rotary, Gain<dim>(args.k_norm), Turn<dim>(args.rotary, position), shared.k[key]);
-#pragma unroll
-    for (int j = 0; j < Head<dim>::pairs; ++j)
-      shared.v[key][lane + 32 * j] = value.low[j], shared.v[key][lane + 32 * j + dim / 2] = value.high[j];
+    value.store(shared.v[key]);
   }
 #pragma unroll
   for (int i = 0; i < each; ++i) {
@@ -320,11 +315,11 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
       // Which of sixteen dims are k t and t + 4 of a product does not matter, if both sides agree.
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Split q[4], k[2][2];
+        float q[4], k[2][2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          q[i] = split(half ? a[i].z : a[i].x), q[2 + i] = split(half ? a[i].w : a[i].y);
-          k[i][0] = split(half ? b[i].z : b[i].x), k[i][1] = split(half ? b[i].w : b[i].y);
+          q[i] = half ? a[i].z : a[i].x, q[2 + i] = half ? a[i].w : a[i].y;
+          k[i][0] = half ? b[i].z : b[i].x, k[i][1] = half ? b[i].w : b[i].y;
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) multiply(scores[n], q, k[n]);
@@ -367,7 +362,8 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         float2 weights;
-        weights.x = power(scores[n][h * 2], top), weights.y = power(scores[n][h * 2 + 1], top);
+        weights.x = cuda::rounded_tf32(power(scores[n][h * 2], top));
+        weights.y = cuda::rounded_tf32(power(scores[n][h * 2 + 1], top));
         *reinterpret_cast<float2*>(&shared.p[m][first_key + n * 8 + 2 * t]) = weights;
         sum += weights.x + weights.y;
       }
@@ -388,13 +384,13 @@ __global__ void __launch_bounds__(attention_threads, 2) draft_chunk_kernel(const
     float sums[tiles][4] = {};
 #pragma unroll 2
     for (int key = 0; key < count; key += 8) {
-      Split p[4], v[tiles][2];
+      float p[4], v[tiles][2];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) p[c] = split(shared.p[first_row + c % 2 * 8 + g][key + t + c / 2 * 4]);
+      for (int c = 0; c < 4; ++c) p[c] = shared.p[first_row + c % 2 * 8 + g][key + t + c / 2 * 4];
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) v[n][c] = split(shared.v[key + t + c * 4][first_column + n * 8 + g]);
+        for (int c = 0; c < 2; ++c) v[n][c] = shared.v[key + t + c * 4][first_column + n * 8 + g];
       }
 #pragma unroll
       for (int n = 0; n < tiles; ++n) multiply(sums[n], p, v[n]);

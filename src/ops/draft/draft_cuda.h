@@ -1,4 +1,4 @@
-// The draft's operations on the GPU; rings hold float32 as on the other streams.
+// The draft's operations on the GPU; rings hold float32 as on the other streams, rounded to tf32.
 #pragma once
 
 #include "backend/cuda/stream.h"
@@ -24,7 +24,7 @@ MatrixView<float> draft_boundary(cuda::Stream& stream, MatrixView<float> x, Matr
 void draft_finish(cuda::Stream& stream, MatrixView<float> x, const DraftBoundary::End& end, int group, int block,
                   std::span<const float> gain, float eps, int first, MatrixView<float> normed);
 // The rings are read while the kernels before this one still run: between whoever wrote them and this lies a copy, a
-// graph's beginning or end, or some kernels that wait for it. Products are of tf32 pairs, good to 2^-21. head_dim 64 or 128;
+// graph's beginning or end, or some kernels that wait for it. Products are of tf32 numbers. head_dim 64 or 128;
 // at most 32 query rows (block * query heads per kv head) share a kv head's keys.
 void draft_attention(cuda::Stream& stream, const DraftAttentionGeometry& geometry, std::span<const float> q_norm,
                      std::span<const float> k_norm, MatrixView<const float> q, MatrixView<const float> k,

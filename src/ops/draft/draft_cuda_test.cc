@@ -203,7 +203,7 @@ void run_attention(int dim, int query_heads, int kv_heads, int window, int capac
       draft_context(stream(), g, dk_norm, memory.matrix(k, context, width), memory.matrix(v, context, width),
                     std::span(&on_device, 1));
       position += context;
-      expect_close("ring keys", download(device.keys, keys.size()), keys, 1e-5);
+      expect_close("ring keys", download(device.keys, keys.size()), keys, 3e-4);  // rounded to tf32
     }
     const std::vector<float> q = numbers.normals(std::size_t(block) * query_heads * dim),
                              k = numbers.normals(std::size_t(block) * width),
@@ -216,7 +216,7 @@ void run_attention(int dim, int query_heads, int kv_heads, int window, int capac
     draft_attention(stream(), g, dq_norm, dk_norm, memory.matrix(q, block, query_heads * dim),
                     memory.matrix(k, block, width), memory.matrix(v, block, width), block, std::span(&on_device, 1),
                     out);
-    expect_close("draft attention", download(out), want, 2e-5);
+    expect_close("draft attention", download(out), want, 1e-3);
     expect_panel("draft attention", out);
   }
 }
