@@ -5,31 +5,6 @@
 namespace splash::ops::delta {
 namespace {
 
-// A thread's part of two neighbouring columns: the state as it lies in memory, and the tape's first `kept` rows folded
-// into it.
-__device__ __forceinline__ void load_columns(const GdnLane& lane, int value_head, int side, int thread, Keys (&s)[2]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 four = *state_at(lane, value_head, side, j, thread);
-    float(&to)[4] = s[j / 4][j % 4];
-    cuda::take_four(four, to);
-  }
-}
-__device__ __forceinline__ void fold_kept(const GdnGeometry& g, const GdnLane& lane, int kept, int value_head,
-                                          int key_head, int part, int column, Keys (&s)[2]) {
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) k[i][e] = tape.k[key_head * dim + 32 * i + 4 * part + e];
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
-  }
-}
-
 // What a lane's earlier passes left on its tape goes into its state and history, in a kernel of its own,
 // because blocks of one pass could not tell the old tape from the new one without meeting. Grid: halves of value heads x
 // segments; threads as in gdn_cuda.cu.
@@ -42,9 +17,17 @@ __global__ void __launch_bounds__(state_threads) gdn_fold_kernel(const __grid_co
   const int value_head = blockIdx.x / 2, side = blockIdx.x % 2, group = g.value_heads / g.key_heads;
   const int key_head = value_head / group, part = part_of(threadIdx.x);
   const int column = side * half + first_column_of(threadIdx.x);
-  Keys s[2];
-  load_columns(lane, value_head, side, threadIdx.x, s);
-  fold_kept(g, lane, kept, value_head, key_head, part, column, s);
+  Keys s[2];  // a thread's part of two neighbouring columns
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+    cuda::take_four(*state_at(lane, value_head, side, j, threadIdx.x), s[j / 4][j % 4]);
+  for (int row = 0; row < kept; ++row) {
+    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
+    Keys k;
+    load_vector(tape.k + key_head * dim, part, k);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
+  }
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float(&from)[4] = s[j / 4][j % 4];
