@@ -351,12 +351,13 @@ TEST(LinearCuda, PortableRowBlocksSplitOrNot) {
     const HostWeight weight = random_q4(numbers, after, cols);
     const std::vector<float> x = numbers.normals(std::size_t{most} * cols);
     std::vector<std::vector<float>> alone;
+    Memory memory;
+    const pack::Weight there = memory.weight(weight.view);
     for (const int tokens : {8, 17, 32, 33, most}) {
-      Memory memory;
       stream().reset();
       const MatrixView<float> dx = memory.matrix({x.begin(), x.begin() + std::ptrdiff_t{tokens} * cols}, tokens, cols),
                               out = memory.matrix(tokens, after);
-      linear(stream(), dx, memory.weight(weight.view), out);
+      linear(stream(), dx, there, out);
       const std::vector<float> got = download(out);
       if (tokens == 8) {
         for (int row = 0; row < tokens; ++row)
@@ -371,7 +372,7 @@ TEST(LinearCuda, PortableRowBlocksSplitOrNot) {
       stream().reset();
       const MatrixView<float> last = memory.matrix({x.end() - std::ptrdiff_t{8} * cols, x.end()}, 8, cols),
                               few = memory.matrix(8, after);
-      linear(stream(), last, memory.weight(weight.view), few);
+      linear(stream(), last, there, few);
       expect_same("last rows", {got.end() - std::ptrdiff_t{8} * after, got.end()}, download(few));
     }
   }

@@ -51,25 +51,24 @@ __device__ __forceinline__ void multiply(const std::uint32_t (&a)[16], const std
     cuda::mma_bf16(part, a[m * 4], a[m * 4 + 1], a[m * 4 + 2], a[m * 4 + 3], x[2 * m], x[2 * m + 1]);
 }
 
-// Grid: blocks of STRIPS strips x tiles of NT * 8 tokens.
+// Up to NT * 8 tokens, which are one tile of the panel. Grid: blocks of STRIPS strips.
 constexpr int rows_threads = k_parts * 32;
 template <int NT, int STRIPS>
 constexpr std::size_t rows_shared_bytes = std::size_t{k_parts} * STRIPS * NT * 32 * sizeof(float4);
 
 template <int NT, int STRIPS>
 __global__ void __launch_bounds__(rows_threads)
-    q4_portable_rows_kernel(const __grid_constant__ Q4Work work, int row_tile) {
+    q4_portable_rows_kernel(const __grid_constant__ Q4Work work) {
   extern __shared__ __align__(16) float4 meet[];  // [part][strip][8 tokens][lane]
   const int part = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int strip = blockIdx.x * STRIPS, first_token = blockIdx.y * NT * 8;
+  const int strip = blockIdx.x * STRIPS;
   const int begin = part_begin(work.tiles_k, part), end = part_begin(work.tiles_k, part + 1);
   const std::uint8_t* tiles[STRIPS];
   const int step = strip_tiles(work, strip).step;  // of all: they lie in one group, or in the same of gate and up
 #pragma unroll
   for (int s = 0; s < STRIPS; ++s) tiles[s] = strip_tiles(work, strip + s).first + static_cast<std::int64_t>(begin) * step;
-  const int group_bytes = row_tile / 8 * cuda::Panel::block_bytes;
-  const std::uint8_t* panel =
-      panel_blocks(work, row_tile, first_token) + static_cast<std::int64_t>(begin) * group_bytes + lane * 4;
+  constexpr int group_bytes = NT * cuda::Panel::block_bytes;
+  const std::uint8_t* panel = work.panel + begin * group_bytes + lane * 4;
   float acc[STRIPS][NT][4] = {};
   uint4 codes[STRIPS];
   uint2 numbers[STRIPS];
@@ -77,7 +76,7 @@ __global__ void __launch_bounds__(rows_threads)
   auto load = [&](int group) {  // past the end the last one again: loads without branches
     group = min(group, end - 1 - begin);
     // A lane's word of core matrix i is its element of operand B: 128 bytes of a warp, side by side.
-    const std::uint8_t* blocks = panel + static_cast<std::int64_t>(group) * group_bytes;
+    const std::uint8_t* blocks = panel + group * group_bytes;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
@@ -138,13 +137,13 @@ __global__ void __launch_bounds__(rows_threads)
       float sums[2][1][4] = {};
       total(i / NT * 2, i % NT, sums[0][0]);
       total(i / NT * 2 + 1, i % NT, sums[1][0]);
-      q4_store<2, 1, true>(work, strip + i / NT * 2, first_token + i % NT * 8, lane, sums);
+      q4_store<2, 1, true>(work, strip + i / NT * 2, i % NT * 8, lane, sums);
     }
   } else {
     for (int i = part; i < STRIPS * NT; i += k_parts) {
       float sums[1][1][4] = {};
       total(i / NT, i % NT, sums[0][0]);
-      q4_store<1, 1, false>(work, strip + i / NT, first_token + i % NT * 8, lane, sums);
+      q4_store<1, 1, false>(work, strip + i / NT, i % NT * 8, lane, sums);
     }
   }
 }

@@ -7,13 +7,13 @@ namespace portable {
 namespace {
 
 template <int NT, int STRIPS>
-void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
+void launch_rows(cuda::Stream& stream, const Q4Work& work) {
   auto* kernel = q4_portable_rows_kernel<NT, STRIPS>;
   cuda::allow_shared(stream, kernel, rows_shared_bytes<NT, STRIPS>);
   cuda::launch(stream, "q4 portable rows",
-               {dim3((work.groups * Q4Order::group + STRIPS - 1) / STRIPS, (work.tokens + NT * 8 - 1) / (NT * 8)), dim3(rows_threads),
+               {dim3((work.groups * Q4Order::group + STRIPS - 1) / STRIPS), dim3(rows_threads),
                 rows_shared_bytes<NT, STRIPS>},
-               kernel, work, row_tile);
+               kernel, work);
 }
 
 // Two strips a warp read the panel half as often; of small matrices one, so that there are warps enough to wait for
@@ -23,8 +23,9 @@ bool two_strips(cuda::Stream& stream, const Q4Work& work) {
 }
 
 template <int NT>
-void launch_rows(cuda::Stream& stream, const Q4Work& work, int row_tile) {
-  two_strips(stream, work) ? launch_rows<NT, 2>(stream, work, row_tile) : launch_rows<NT, 1>(stream, work, row_tile);
+void launch_rows(cuda::Stream& stream, const Q4Work& work) {
+  static_assert(cuda::panel_row_tile(NT * 8) == NT * 8);
+  two_strips(stream, work) ? launch_rows<NT, 2>(stream, work) : launch_rows<NT, 1>(stream, work);
 }
 
 // In how many a row block's parts of K are split: what fills the device's places best, the fewest of those. The bits are
@@ -72,15 +73,14 @@ bool launch_mid(cuda::Stream& stream, const Q4Work& work) {
 
 void launch_q4_portable(cuda::Stream& stream, const Q4Work& work) {
   namespace p = portable;
-  const int row_tile = cuda::panel_row_tile(work.tokens);
-  if (work.tokens <= 8) return p::launch_rows<1>(stream, work, row_tile);
-  if (work.tokens <= 16) return p::launch_rows<2>(stream, work, row_tile);
+  if (work.tokens <= 8) return p::launch_rows<1>(stream, work);
+  if (work.tokens <= 16) return p::launch_rows<2>(stream, work);
   if (work.tokens <= 64 && (work.tokens <= 32 ? p::launch_mid<1>(stream, work) : p::launch_mid<2>(stream, work))) return;
   cuda::allow_shared(stream, p::q4_portable_wide_kernel, sizeof(p::WideShared));
   cuda::launch(stream, "q4 portable wide",
                {dim3((work.tokens + p::wide_tokens - 1) / p::wide_tokens, (work.groups * Q4Order::group + p::wide_strips - 1) / p::wide_strips),
                 dim3(p::wide_threads), sizeof(p::WideShared)},
-               p::q4_portable_wide_kernel, work, row_tile);
+               p::q4_portable_wide_kernel, work, cuda::panel_row_tile(work.tokens));
 }
 
 }  // namespace splash::ops
