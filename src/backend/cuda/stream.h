@@ -67,10 +67,11 @@ class Stream {
   const Panel* panel_of(MatrixView<const float> matrix) const;
   void forget_panels(MatrixView<const float> matrix);
 
-  // Whether norms may be made inside of linears (linear_add_norm), and floats of normed and gated matrices stay unwritten
-  // where there is a panel. Not where one of their readers has weights of a kind that takes floats.
+  // Whether norms may be made inside of linears (linear_add_norm), and floats of matrices that linears alone read stay
+  // unwritten where there is a panel. Not where one of their readers has weights of a kind that takes floats.
   void set_folds_norms(bool folds) { folds_norms_ = folds; }
   bool folds_norms() const { return folds_norms_ && !portable_; }
+  bool writes_floats(const Panel& panel) const { return !folds_norms() || !panel.data; }
 
   // Whether passes of wide_pass_rows and more may add up in another order than narrower ones: where every prompt is
   // read by such passes alone (0008).

@@ -187,7 +187,8 @@ static_assert(sizeof(DraftShared<128>) <= 99 << 10);  // what every GPU from sm_
 
 // c += a b of 16 x 8 and 8 x 8 (a0 row g, k t; a1 row g + 8; a2, a3 k t + 4; b0 k t, column g; b1 k t + 4). All numbers
 // are tf32: whoever stores a query, key, value or weight has rounded it, to three bits more than the panels of 4-bit
-// linears have, from which they were made. (A draft only proposes; products good to 2^-21 were three of pairs of tf32: decision 0029.)
+// linears have, from which they were made. (A draft only proposes; products good to 2^-21 were three of pairs of tf32:
+// decision 0029.)
 __device__ __forceinline__ void multiply(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
   cuda::mma_tf32(c, __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]), __float_as_uint(a[3]),
                  __float_as_uint(b[0]), __float_as_uint(b[1]));

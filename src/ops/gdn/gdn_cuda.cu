@@ -446,12 +446,6 @@ __global__ void __launch_bounds__(threads, each)
   if (!shared.verify) store_state(place, shared.lane, s);
 }
 
-// Shared memory of a block with which `each` blocks fit on a multiprocessor and not one more (of 228 KB, 1 KB of it per
-// block the system's).
-constexpr std::size_t shared_for(unsigned each) {
-  return each > 2 ? 0 : (228 << 10) / (each + 1) - (1 << 10) + 256;
-}
-
 }  // namespace
 
 void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, const GdnRows& rows,
@@ -478,9 +472,7 @@ void gdn(cuda::Stream& stream, const GdnGeometry& g, const GdnWeights& weights, 
   in_turns(stream, args, [&](const Arguments& turn) {
     const dim3 blocks(2 * group, g.key_heads, turn.tables.segment_count);
     SPLASH_CHECK(std::size_t{blocks.z} * g.key_heads * sizeof(*readers) <= stream.exchange_bytes());
-    // No more blocks a multiprocessor than it takes to have all at once: they start as the linear before them ends, and
-    // the first multiprocessors to be free would get three each (measured: 5 % of a step).
-    const unsigned each = blocks.x * blocks.y * blocks.z / static_cast<unsigned>(stream.facts().multiprocessors) + 1;
+    const unsigned each = blocks_each(stream, blocks);
     auto* kernel = each > 2 ? gdn_kernel<3> : gdn_kernel<2>;
     const std::size_t bytes = std::max(sizeof(Staging), shared_for(each));
     cuda::allow_shared(stream, kernel, bytes);

@@ -21,13 +21,7 @@ __global__ void __launch_bounds__(state_threads) gdn_fold_kernel(const __grid_co
 #pragma unroll
   for (int j = 0; j < 8; ++j)
     cuda::take_four(*state_at(lane, value_head, side, j, threadIdx.x), s[j / 4][j % 4]);
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-    load_vector(tape.k + key_head * dim, part, k);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) update(s[c], tape.alpha[value_head], k, tape.d[value_head * dim + column + c]);
-  }
+  fold_kept(g, lane, kept, key_head, part, [&](int c) { return ValueColumn{value_head, column + c}; }, s);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float(&from)[4] = s[j / 4][j % 4];

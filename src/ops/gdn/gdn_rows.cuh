@@ -148,6 +148,24 @@ struct Stage {
 template <int group>
 constexpr int recur_bytes = stages * static_cast<int>(sizeof(Stage<group>)) + 2 * stages * 8;
 
+struct ValueColumn {
+  int head, column;  // of the head
+};
+// The tape's first `kept` rows folded into a thread's columns, the c-th of which is place(c).
+template <int count, class Place>
+__device__ __forceinline__ void fold_kept(const GdnGeometry& g, const GdnLane& lane, int kept, int key_head, int part,
+                                          Place&& place, Keys (&s)[count]) {
+  for (int row = 0; row < kept; ++row) {
+    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
+    Keys k;
+    load_vector(tape.k + key_head * dim, part, k);
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+      const ValueColumn at = place(c);
+      update(s[c], tape.alpha[at.head], k, tape.d[at.head * dim + at.column]);
+    }
+  }
+}
 // A thread's sixteen keys of one column.
 __device__ __forceinline__ float4* column_at(const GdnLane& lane, int value_head, int column, int part, int i) {
   return state_at(lane, value_head, column / half, column % 2 * 4 + i, state_thread(column % half, part));
@@ -255,16 +273,7 @@ __global__ void __launch_bounds__(recur_threads, 1)
   }
   const int kept = portable ? 0 : *lane.kept;
   const bool verify = portable && segment.mode == static_cast<int>(GdnMode::verify);
-  for (int row = 0; row < kept; ++row) {
-    const TapeRow tape = tape_row(g.key_heads, g.value_heads, lane.tape, row);
-    Keys k;
-    load_vector(tape.k + key_head * dim, part, k);
-#pragma unroll
-    for (int h = 0; h < group; ++h) {
-      const int head = key_head * group + h;
-      update(s[h], tape.alpha[head], k, tape.d[head * dim + column]);
-    }
-  }
+  fold_kept(g, lane, kept, key_head, part, [&](int h) { return ValueColumn{key_head * group + h, column}; }, s);
   cuda::wait_for_predecessors();
   // Of a row a thread stores one thing: parts 1, 3, .. what goes out of value head 0, 1, .., parts 0, 2, .. d.
   const int head = part / 2;
@@ -361,9 +370,8 @@ void run_rows(cuda::Stream& stream, const Arguments& args, int longest) {
     auto* kernel = gdn_recur_kernel<portable, group.value>;
     in_turns(stream, args, [&](const Arguments& turn) {
       const dim3 blocks(static_cast<unsigned>(g.key_heads) * column_blocks, turn.tables.segment_count);
-      // One block a multiprocessor where that is room for all: those that are free first would get two.
-      const bool one_each = !portable && blocks.x * blocks.y <= static_cast<unsigned>(stream.facts().multiprocessors);
-      const std::size_t bytes = std::max<std::size_t>(recur_bytes<group.value>, one_each ? 115 << 10 : 0);
+      const std::size_t bytes =
+          std::max<std::size_t>(recur_bytes<group.value>, portable ? 0 : shared_for(blocks_each(stream, blocks)));
       cuda::allow_shared(stream, kernel, bytes);
       cuda::launch(stream, "gdn recur", {blocks, dim3(recur_threads), bytes}, kernel, turn, prepared);
     });
@@ -376,7 +384,7 @@ void run_rows(cuda::Stream& stream, const Arguments& args, int longest) {
   }
   const unsigned items = static_cast<unsigned>(args.out.rows) * heads, each = finish_threads / 16;
   cuda::launch(stream, "gdn finish", {dim3((items + each - 1) / each), dim3(finish_threads)}, gdn_finish_kernel, args,
-               !stream.folds_norms() || !args.panel.data);
+               stream.writes_floats(args.panel));
 }
 
 }  // namespace

@@ -234,7 +234,7 @@ void linear_swiglu(cuda::Stream& stream, MatrixView<const float> x, const pack::
   add_matrix(work, {up, out, false});
   work.gated_panel = stream.panel_to_fill(out);
   work.gated = 1;
-  if (stream.folds_norms() && work.gated_panel.data) work.matrices[0].out = nullptr;
+  if (!stream.writes_floats(work.gated_panel)) work.matrices[0].out = nullptr;
   run(stream, work);
 }
 

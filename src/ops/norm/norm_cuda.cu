@@ -82,9 +82,9 @@ void add_parts_norm(cuda::Stream& stream, PartialSums parts, MatrixView<float> r
   SPLASH_CHECK(static_cast<int>(gain.size()) == residual.cols && residual.cols % 8 == 0);
   SPLASH_CHECK(normed.rows == residual.rows && normed.cols == residual.cols);
   const cuda::Panel panel = stream.panel_to_fill(normed);
-  const bool floats = !stream.folds_norms() || !panel.data;
   cuda::launch(stream, "add parts, norm", {dim3(residual.rows), dim3(threads_for(residual.cols))},
-               norm_kernel<true>, parts, residual, gain.data(), eps, normed, floats, panel);
+               norm_kernel<true>, parts, residual, gain.data(), eps, normed,
+               stream.writes_floats(panel), panel);
 }
 
 void rms_norm(cuda::Stream& stream, MatrixView<const float> x, std::span<const float> gain, float eps,
